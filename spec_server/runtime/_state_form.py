@@ -1,0 +1,165 @@
+"""The bytes of a sequence state: how many KV streams it names, and how to name one instead of many; pure.
+
+A state is an 8-byte head (u32 io magic, i32 sequence id) and one or two parts. An attention part is
+u32 n_streams, then for each stream a u32 cell count and, where that is not 0, the cells; all streams but the
+sequence's own are empty. A recurrent part names no streams. See llama_kv_cache::state_write in llama.cpp.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from spec_server.runtime.errors import StateError
+
+HEAD_BYTES = 8
+WORD = 4
+_ONE = struct.pack("<I", 1)
+_U32 = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class StateForm:
+    """What the states of one context consist of; True stands for an attention part, False for a recurrent one."""
+
+    n_streams: int
+    full: tuple[bool, ...]
+    partial: tuple[bool, ...]
+    recurrent_bytes: int = 0  # of a recurrent part that holds a sequence
+
+    @property
+    def partial_is_less(self) -> bool:
+        """Whether a partial state needs the rest of the sequence to be there."""
+        return self.full != self.partial
+
+
+def form_of(n_streams: int, full_bytes: int, partial: bytes, windowed: bool) -> StateForm | None:
+    """The form of a context's states, told from those of an empty sequence; None: one that we do not know."""
+    attention = WORD + WORD * n_streams
+    less = full_bytes - len(partial)
+    body = len(partial) - HEAD_BYTES
+    if less == 0 and body == attention:
+        return StateForm(n_streams, (True,), (True,))
+    if less == attention and body == attention:
+        return StateForm(n_streams, (True, True), (True,))
+    recurrent = _recurrent_bytes(partial)
+    if recurrent is not None and less == attention and not windowed:
+        return StateForm(n_streams, (True, False), (False,), recurrent)
+    if recurrent is not None and less == 0:
+        return StateForm(n_streams, (False,), (False,), recurrent)
+    return None
+
+
+def _recurrent_bytes(partial: bytes) -> int | None:
+    """Length of a recurrent part once it holds a sequence, from an empty one: cell, then the rows it announces."""
+    prefix = HEAD_BYTES + 3 * WORD  # cell count, transposed flag, layer count
+    records = len(partial) - prefix
+    if records <= 0 or records % 12 or partial[HEAD_BYTES : HEAD_BYTES + WORD] != b"\0" * WORD:
+        return None
+    rows = sum(struct.unpack_from("<q", partial, at + 4)[0] for at in range(prefix, len(partial), 12))
+    return len(partial) - HEAD_BYTES + 2 * WORD + int(rows)
+
+
+def to_one_stream(
+    state: memoryview, seq_id: int, form: StateForm, *, partial: bool, partial_bytes: int
+) -> memoryview:
+    """Rewrite `state`, read from a context with `form`, in place; the slice of it that holds the one-stream form.
+
+    `partial_bytes` is the length of the same sequence's partial state. The cells of the first part stay where
+    they are; the head moves up to them, and a second part, which is small, moves down.
+    """
+    parts = form.partial if partial else form.full
+    if form.n_streams == 1 or not parts[0]:
+        return state
+    split = len(state) if len(parts) == 1 else len(state) - (partial_bytes - HEAD_BYTES)
+    before, after = WORD * seq_id, WORD * (form.n_streams - 1 - seq_id)
+    _check_streams(state, HEAD_BYTES, split, before, after, form.n_streams)
+    begin = before + HEAD_BYTES + WORD
+    end = split - after
+    head = bytes(state[:HEAD_BYTES])
+    if len(parts) == 2:
+        source = split
+        if parts[1]:
+            _check_streams(state, split, len(state), before, after, form.n_streams)
+            state[end : end + WORD] = _ONE
+            end += WORD
+            source = split + WORD + before
+        length = len(state) - source - (after if parts[1] else 0)
+        state[end : end + length] = state[source : source + length]
+        end += length
+    state[begin - WORD : begin] = _ONE
+    state[begin - WORD - HEAD_BYTES : begin - WORD] = head
+    return state[begin - WORD - HEAD_BYTES : end]
+
+
+def _check_streams(state: memoryview, at: int, end: int, before: int, after: int, n_streams: int) -> None:
+    if (
+        end - at < WORD + WORD * n_streams
+        or _U32.unpack_from(state, at)[0] != n_streams
+        or any(state[at + WORD : at + WORD + before])
+        or any(state[end - after : end])
+    ):
+        raise StateError("llama wrote a state of another form than its empty one announced")
+
+
+def check(state: memoryview, form: StateForm, magic: bytes, *, partial: bool) -> None:
+    """StateError unless `state` has our magic and says one stream; nothing behind that is looked at."""
+    if len(state) < HEAD_BYTES + WORD:
+        raise StateError(f"a state of {len(state)} bytes is too short")
+    if state[:WORD] != magic[:WORD]:
+        raise StateError(
+            f"a state of another build: magic {bytes(state[:WORD]).hex()}, here {magic[:WORD].hex()}"
+        )
+    parts = form.partial if partial else form.full
+    n_streams = _U32.unpack_from(state, HEAD_BYTES)[0]
+    if parts[0] and n_streams != 1:
+        raise StateError(f"a state with {n_streams} KV streams; here one is expected")
+
+
+def to_n_streams(state: memoryview, form: StateForm, *, partial: bool) -> memoryview:
+    """A checked one-stream state as a context with `form` reads it: copied, unless nothing changes."""
+    parts = form.partial if partial else form.full
+    if form.n_streams == 1 or not parts[0]:
+        return state
+    split = len(state)
+    if len(parts) == 2:
+        split = _attention_end(state, HEAD_BYTES) if parts[1] else len(state) - form.recurrent_bytes
+        if not HEAD_BYTES + 2 * WORD <= split <= len(state):
+            raise StateError(f"a state of {len(state)} bytes is too short for its second part")
+    streams, empty = _U32.pack(form.n_streams), b"\0" * (WORD * (form.n_streams - 1))
+    pieces: list[bytes | memoryview] = [state[:HEAD_BYTES], streams, state[HEAD_BYTES + WORD : split], empty]
+    if len(parts) == 2:
+        if parts[1]:
+            if _attention_end(state, split) != len(state):
+                raise StateError("bytes are left over behind the state's second part")
+            pieces += [streams, state[split + WORD :], empty]
+        else:
+            pieces.append(state[split:])
+    return memoryview(b"".join(pieces))
+
+
+def _attention_end(state: memoryview, at: int) -> int:
+    """Where the one-stream attention part that begins at `at` ends. StateError: past the end of `state`."""
+    try:
+        n_streams, n_cells = struct.unpack_from("<2I", state, at)
+        if n_streams != 1:
+            raise StateError(f"a state with {n_streams} KV streams in its second part; here one is expected")
+        at += 2 * WORD
+        if n_cells == 0:
+            return at
+        at += n_cells * 3 * WORD  # position, number of sequences (1), the sequence
+        transposed, n_layers = struct.unpack_from("<2I", state, at)
+        at += 2 * WORD
+        for _ in range(n_layers):
+            at += 12 + n_cells * struct.unpack_from("<iQ", state, at)[1]
+        for _ in range(n_layers):
+            if transposed:
+                _, element, width = struct.unpack_from("<iII", state, at)
+                at += 12 + n_cells * element * width
+            else:
+                at += 12 + n_cells * struct.unpack_from("<iQ", state, at)[1]
+    except struct.error as error:
+        raise StateError("a state that ends inside its attention part") from error
+    if at > len(state):
+        raise StateError("a state that ends inside its attention part")
+    return at

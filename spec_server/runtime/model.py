@@ -1,0 +1,257 @@
+"""Model: weights and vocabulary, loaded once and shared by contexts; tokens to bytes and back."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spec_server.runtime import gguf, logs
+from spec_server.runtime._native import lib
+from spec_server.runtime.errors import LlamaError, ModelError
+
+# llama-server's rules for a draft model's vocabulary (common/speculative.cpp)
+MAX_VOCAB_DIFFERENCE = 128
+FIRST_COMPARED_TOKEN = 5
+
+
+class Model:
+    """A loaded GGUF. Freed by `close`, or with the last context that stands on it, whichever is later.
+
+    ModelError: no such file, not readable, no GGUF, or refused by llama; the message says which.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        n_gpu_layers: int = -1,
+        load_mtp: bool = False,
+        use_mmap: bool = True,
+        use_mlock: bool = False,
+        vocab_only: bool = False,
+    ) -> None:
+        self._model: Any = None
+        self._n_users = 1  # this object, and one for each open context
+        self._closed = False
+        self.path = Path(path)
+        gguf.check_readable(self.path)
+        params = lib.llama_model_default_params()
+        params.n_gpu_layers = n_gpu_layers
+        params.load_mtp = load_mtp
+        params.vocab_only = vocab_only
+        if use_mlock:
+            params.load_mode = lib.LLAMA_LOAD_MODE_MMAP_MLOCK if use_mmap else lib.LLAMA_LOAD_MODE_MLOCK
+        elif not use_mmap:
+            params.load_mode = lib.LLAMA_LOAD_MODE_NONE
+        logs.joiner.take_errors()
+        self._model = lib.llama_model_load_from_file(os.fsencode(self.path), params)
+        if not self._model:
+            raise ModelError(
+                f"llama cannot load {self.path}: {logs.joiner.take_errors() or 'no reason given'}"
+            )
+        self._vocab: Any = lib.llama_model_get_vocab(self._model)
+        self.has_mtp = load_mtp and self.n_nextn > 0
+        self._read_facts()
+
+    def _read_facts(self) -> None:
+        model, vocab = self._model, self._vocab
+        self.n_vocab: int = lib.llama_vocab_n_tokens(vocab)
+        self.vocab_type: int = lib.llama_vocab_type(vocab)
+        self.n_embd: int = lib.llama_model_n_embd(model)
+        self.n_embd_out: int = lib.llama_model_n_embd_out(model)  # width of logits input and of hidden rows
+        self.n_layer: int = lib.llama_model_n_layer(model)
+        self.n_ctx_train: int = lib.llama_model_n_ctx_train(model)
+        self.n_params: int = lib.llama_model_n_params(model)
+        self.size: int = lib.llama_model_size(model)  # bytes
+        self.n_swa: int = lib.llama_model_n_swa(model)  # 0: no sliding window
+        self.is_recurrent: bool = lib.llama_model_is_recurrent(model)
+        self.is_hybrid: bool = lib.llama_model_is_hybrid(model)
+        self.add_bos: bool = lib.llama_vocab_get_add_bos(vocab)
+        self.add_eos: bool = lib.llama_vocab_get_add_eos(vocab)
+        self.bos: int = lib.llama_vocab_bos(vocab)  # -1 where there is none, as below
+        self.eos: int = lib.llama_vocab_eos(vocab)
+        self._pieces: dict[bool, list[bytes | None]] = {s: [None] * self.n_vocab for s in (False, True)}
+
+    # -- metadata
+
+    def meta(self, key: str) -> str | None:
+        """A metadata value as text; None where the file has no such key (arrays have no text form)."""
+        size = 256
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            length = lib.llama_model_meta_val_str(self._model, key.encode(), buffer, size)
+            if length < 0:
+                return None
+            if length < size:
+                return buffer.value.decode("utf-8", "replace")
+            size = length + 1
+
+    @cached_property
+    def arch(self) -> str:
+        return self.meta("general.architecture") or ""
+
+    @cached_property
+    def desc(self) -> str:
+        """llama's one-line description, such as "llama 135M Q4_1"."""
+        buffer = ctypes.create_string_buffer(256)
+        lib.llama_model_desc(self._model, buffer, len(buffer))
+        return buffer.value.decode("utf-8", "replace")
+
+    @cached_property
+    def n_nextn(self) -> int:
+        """Layers of the MTP head that the file holds, loaded or not."""
+        return int(self.meta(f"{self.arch}.nextn_predict_layers") or 0)
+
+    @cached_property
+    def has_cell_ext(self) -> bool:
+        """Whether cells in a state carry the wider position record (M-RoPE)."""
+        wide = (lib.LLAMA_ROPE_TYPE_MROPE, lib.LLAMA_ROPE_TYPE_IMROPE, lib.LLAMA_ROPE_TYPE_VISION)
+        return lib.llama_model_rope_type(self._model) in wide
+
+    def chat_template(self) -> str | None:
+        """The model's own jinja template; None where it has none."""
+        text = lib.llama_model_chat_template(self._model, None)
+        return None if text is None else text.decode("utf-8", "replace")
+
+    @cached_property
+    def _identity(self) -> tuple[str, str]:
+        return self.path.name, gguf.digest(self.path)
+
+    def identity(self) -> tuple[str, str]:
+        """(file name, digest): two files with one digest hold the same weights, wherever they lie."""
+        return self._identity
+
+    # -- vocabulary
+
+    def tokenize(self, text: str | bytes, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids of `text`. Lone surrogates become question marks."""
+        data = text.encode("utf-8", "replace") if isinstance(text, str) else text
+        room = len(data) + 8
+        while True:
+            buffer = np.empty(room, np.int32)
+            n = lib.llama_tokenize(
+                self._vocab,
+                data,
+                len(data),
+                ctypes.cast(buffer.ctypes.data, ctypes.POINTER(ctypes.c_int32)),
+                room,
+                add_special,
+                parse_special,
+            )
+            if n >= 0:
+                tokens: list[int] = buffer[:n].tolist()
+                return tokens
+            if -n <= room:  # INT32_MIN, more than it can count
+                raise LlamaError(f"llama cannot tokenize {len(data)} bytes")
+            room = -n
+
+    def piece(self, token: int, special: bool = False) -> bytes:
+        """The bytes that `token` stands for; special tokens give b"" unless asked for. IndexError: no such token."""
+        if token < 0:
+            raise IndexError(token)
+        pieces = self._pieces[special]
+        piece = pieces[token]
+        if piece is None:
+            piece = pieces[token] = self._render(token, special)
+        return piece
+
+    def _render(self, token: int, special: bool) -> bytes:
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            n: int = lib.llama_token_to_piece(self._vocab, token, buffer, size, 0, special)
+            if n >= 0:
+                return buffer.raw[:n]
+            size = -n
+
+    def detokenize(self, tokens: list[int], special: bool = False) -> bytes:
+        """The pieces of `tokens` in a row: what a stream of them would have sent."""
+        return b"".join([self.piece(token, special) for token in tokens])
+
+    def is_eog(self, token: int) -> bool:
+        """Whether `token` ends a generation."""
+        return token in self.eog
+
+    @cached_property
+    def eog(self) -> frozenset[int]:
+        """Every token that ends a generation."""
+        return frozenset(t for t in range(self.n_vocab) if lib.llama_vocab_is_eog(self._vocab, t))
+
+    @cached_property
+    def bos_text(self) -> str:
+        return self._special_text(self.bos)
+
+    @cached_property
+    def eos_text(self) -> str:
+        return self._special_text(self.eos)
+
+    def _special_text(self, token: int) -> str:
+        return "" if token < 0 else self.piece(token, special=True).decode("utf-8", "replace")
+
+    @cached_property
+    def _texts(self) -> list[bytes]:
+        text, vocab = lib.llama_vocab_get_text, self._vocab
+        return [text(vocab, token) for token in range(self.n_vocab)]
+
+    def vocab_mismatch(self, draft: Model) -> str | None:
+        """None if `draft` may draft for this model, else the first thing in which the vocabularies differ."""
+        if self.vocab_type != draft.vocab_type:
+            return f"vocabulary type: target {self.vocab_type}, draft {draft.vocab_type}"
+        for name, ours, theirs in (
+            ("add_bos", self.add_bos, draft.add_bos),
+            ("bos token", self.add_bos and self.bos, draft.add_bos and draft.bos),
+            ("add_eos", self.add_eos, draft.add_eos),
+            ("eos token", self.add_eos and self.eos, draft.add_eos and draft.eos),
+        ):
+            if ours != theirs:
+                return f"{name}: target {ours}, draft {theirs}"
+        if abs(self.n_vocab - draft.n_vocab) > MAX_VOCAB_DIFFERENCE:
+            return (
+                f"vocabulary size: target {self.n_vocab}, draft {draft.n_vocab}, "
+                f"more than {MAX_VOCAB_DIFFERENCE} apart"
+            )
+        n = min(self.n_vocab, draft.n_vocab)
+        ours_texts, their_texts = self._texts[:n], draft._texts[:n]
+        if ours_texts[FIRST_COMPARED_TOKEN:] == their_texts[FIRST_COMPARED_TOKEN:]:
+            return None
+        token = next(i for i in range(FIRST_COMPARED_TOKEN, n) if ours_texts[i] != their_texts[i])
+        return f"token {token}: target {self._quoted(token)}, draft {draft._quoted(token)}"
+
+    def _quoted(self, token: int) -> str:
+        return repr(self.piece(token, special=True).decode("utf-8", "replace"))
+
+    # -- life
+
+    def _acquire(self) -> Any:
+        """The native model, for a context that will call _release once."""
+        if self._closed:
+            raise LlamaError("the model is closed")
+        self._n_users += 1
+        return self._model
+
+    def _release(self) -> None:
+        self._n_users -= 1
+        if self._n_users == 0 and self._model:
+            lib.llama_model_free(self._model)
+            self._model = self._vocab = None
+
+    def close(self) -> None:
+        """Free it once no context stands on it any more. May be called twice."""
+        if not self._closed:
+            self._closed = True
+            self._release()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_model", None) is not None:
+            self.close()
