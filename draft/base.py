@@ -1,0 +1,125 @@
+"""The Drafter protocol and the plain data that crosses it; no drafter knows the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from spec_server.runtime.batch import Batch
+
+Ints = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+
+
+class DraftError(Exception):
+    """Base of this package's errors."""
+
+
+class DraftSetupError(DraftError):
+    """This drafter cannot serve this target; the message says why. Raised at start-up only."""
+
+
+class DraftStateError(DraftError):
+    """A verified state was refused on apply; the drafter's sequence is cold (empty) now."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """Ask for at most n_max tokens after `last_token`, which stands at position len(tokens) and is in no context yet.
+
+    `tokens` is a view of the slot's tokens, [n], alive until the next step.
+    """
+
+    seq_id: int
+    tokens: Ints
+    last_token: int
+    n_max: int
+    n_min: int = 0
+    p_min: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Proposed tokens; may be empty. `confidence` is the drafter's own probability of each, where it has one."""
+
+    tokens: list[int]
+    drafter: str = ""
+    confidence: list[float] = field(default_factory=list)
+
+
+EMPTY_DRAFT = Draft([])
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Of a verified part of the last batch, the first `n_accepted` drafted tokens stay in the target."""
+
+    seq_id: int
+    n_accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftState:
+    """The drafter's state of one sequence; `context` may be a view into the caller's buffer."""
+
+    context: bytes | bytearray | memoryview
+    spec: bytes | bytearray | memoryview
+
+
+class Drafter(Protocol):
+    """Drafts for all slots; sequence ids are slot ids.
+
+    The order of calls per sequence: begin, then process after each prompt chunk, then rounds of
+    propose -> (the target decodes) -> process -> accept. Between steps the drafter stands where the target stands.
+    `process` gets every target batch before the next decode, since hidden rows are views; a part whose n_draft is
+    not 0 is settled by the `accept` that follows, whoever proposed it.
+    """
+
+    name: str
+    n_max: int  # most tokens it will propose for one request
+    needs_checkpoints: bool
+    decode_ns: int  # wall time inside llama_decode so far
+    n_ctx_seq: int  # longest text it looks back on; 0 where it has no context of its own
+    model_identity: tuple[str, str] | None  # (name, digest) of the model that drafts
+
+    def begin(self, seq_id: int, tokens: Ints) -> None:
+        """A request starts; `tokens` [n] is what the target keeps of the sequence before prefill."""
+
+    def process(self, batch: Batch) -> None: ...
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """One draft per request, in order."""
+
+    def accept(self, accepted: Sequence[Accepted]) -> None:
+        """Settle every part of the last batch that had n_draft > 0."""
+
+    def rewind_floor(self, seq_id: int) -> int: ...
+
+    def truncate(self, seq_id: int, n_tokens: int) -> None:
+        """Keep the first n_tokens; where that is out of reach the sequence becomes cold. Never raises."""
+
+    def n_tokens(self, seq_id: int) -> int:
+        """Tokens whose state it holds; the target's count, or less where it is cold or windowed."""
+
+    def fit(self, seq_id: int) -> bytes:
+        """The fit header of this sequence's present state: JSON that `unfit` of a like drafter can judge."""
+
+    def unfit(self, fit: bytes, n_tokens: int, context_size: int, spec_size: int) -> str | None:
+        """None where a stored state fits this drafter, else the one reason why not. Touches nothing."""
+
+    def state_size(self, seq_id: int, *, partial: bool) -> int:
+        """Buffer bytes that capture needs."""
+
+    def capture(self, seq_id: int, out: memoryview, *, partial: bool) -> DraftState: ...
+
+    def apply(self, seq_id: int, state: DraftState, tokens: Ints, *, partial: bool) -> None:
+        """Replace the sequence's state; `tokens` [n] are those it stands for. DraftStateError: cold."""
+
+    def prompt_tokens(self, seq_id: int) -> int:
+        """Prompt tokens that the drafter itself processed since begin."""
+
+    def close(self) -> None: ...
