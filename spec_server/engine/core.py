@@ -1,0 +1,213 @@
+"""EngineCore.step(): calls the stations in order and decides nothing; knows no thread, loop, socket or file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from draft.base import Drafter
+from persistence.snapshot import Checkpoint
+from spec_server.engine.admit import WaitingLine
+from spec_server.engine.base import Delta, Started
+from spec_server.engine.checkpoints import CheckpointKeeper, CheckpointOptions
+from spec_server.engine.errors import GenerationFailed, SlotNotFound
+from spec_server.engine.finish import Finisher
+from spec_server.engine.prefill import add_chunks
+from spec_server.engine.rollback import Rollback
+from spec_server.engine.slot import Slot, SlotState
+from spec_server.engine.speculate import DraftDefaults, Round, Speculation
+from spec_server.engine.spill import Spill
+from spec_server.engine.stats import Stats
+from spec_server.engine.task import Task
+from spec_server.runtime.batch import Batch, Part
+from spec_server.runtime.context import Context
+from spec_server.runtime.errors import ContextFull, LlamaError
+from spec_server.runtime.model import Model
+
+
+class EngineCore:
+    """All slots and the two contexts. One thread; drive it step by step."""
+
+    def __init__(
+        self,
+        model: Model,
+        target: Context,
+        drafter: Drafter,
+        defaults: DraftDefaults,
+        checkpoints: CheckpointOptions,
+        spill: Spill,
+    ) -> None:
+        self.model = model
+        self.target = target
+        self.drafter = drafter
+        self.slots = [Slot(i) for i in range(target.n_seq_max)]
+        self.line = WaitingLine()
+        self.stats = Stats()
+        self.checkpoints = CheckpointKeeper(target, drafter, self.slots, checkpoints, spill)
+        self.rollback = Rollback(target, drafter, self.checkpoints)
+        self.speculation = Speculation(target, drafter, defaults)
+        self.finisher = Finisher(self)
+        self.reservations: dict[int, Callable[[], None]] = {}
+        self._batch = Batch(target.n_batch)
+
+    # -- what the outside asks for
+
+    def submit(self, task: Task) -> None:
+        self.line.push(task)
+
+    def slot(self, id_slot: int) -> Slot:
+        if not 0 <= id_slot < len(self.slots):
+            raise SlotNotFound(f"slot {id_slot} does not exist; this server has {len(self.slots)}")
+        return self.slots[id_slot]
+
+    def reserve(self, id_slot: int, taken: Callable[[], None]) -> None:
+        """Keep requests off the slot as soon as it is idle, then call `taken`."""
+        self.reservations[id_slot] = taken
+        if self.slot(id_slot).state is SlotState.IDLE:
+            self.finisher.hand_over(self.slot(id_slot))
+
+    def unreserve(self, id_slot: int) -> None:
+        self.reservations.pop(id_slot, None)
+        slot = self.slot(id_slot)
+        if slot.state is SlotState.TRANSFER:
+            slot.state = SlotState.IDLE
+
+    @property
+    def has_work(self) -> bool:
+        return any(s.task is not None for s in self.slots) or len(self.line) > 0
+
+    def step(self) -> bool:
+        """Admit, build one batch, decode it once, verify, accept, stream. False where there was nothing to do."""
+        started = time.perf_counter_ns()
+        in_llama = self._llama_ns()
+        self._drop_cancelled()
+        for task, slot in self.line.take(self.slots):
+            self._start(task, slot)
+        decoding = [s for s in self.slots if s.state is SlotState.DECODE]
+        self._batch.clear()
+        drafts = self.speculation.propose(decoding)
+        rounds = self.speculation.add(self._batch, decoding, drafts)
+        chunks = add_chunks(self._batch, self.slots, self.target.n_ubatch, self.checkpoints.border)
+        if not self._batch.n_tokens:
+            return False
+        if not self._decode(rounds, chunks):
+            return True
+        self._after_rounds(rounds)
+        self._after_chunks(chunks)
+        self._count_step(started, in_llama, len(rounds) + len(chunks), sum(len(d.tokens) for d in drafts))
+        return True
+
+    # -- the stations' glue
+
+    def _start(self, task: Task, slot: Slot) -> None:
+        """Give the slot to the task and rewind it to what the prompt shares with it."""
+        shared = 0
+        if slot.owner == task.request.owner and task.request.cache_prompt:
+            shared = min(slot.common_prefix(task.prompt), len(task.prompt) - 1)
+        kept = self.rollback.to_prefix(slot, shared)
+        slot.owner, slot.task, slot.state = task.request.owner, task, SlotState.PREFILL
+        task.n_cache, task.cache_kind, task.n_checkpoint = kept.n_tokens, kept.kind, kept.n_checkpoint
+        self.drafter.begin(slot.id, slot.tokens.view())
+
+    def _decode(self, rounds: list[Round], chunks: list[tuple[Slot, Part]]) -> bool:
+        """One target decode and the drafter's look at it. False where the step came to nothing."""
+        try:
+            self.target.decode(self._batch)
+        except ContextFull:
+            self.finisher.make_room([r.slot for r in rounds] + [s for s, _ in chunks])
+            return False
+        except LlamaError as e:
+            for slot in [r.slot for r in rounds] + [s for s, _ in chunks]:
+                self.finisher.fail(slot, GenerationFailed(f"the model failed to decode: {e}"))
+            return False
+        self.drafter.process(self._batch)
+        return True
+
+    def _after_rounds(self, rounds: list[Round]) -> None:
+        """Verify and cut every slot's block before anything is rewound, then rewind each context once."""
+        outcomes = []
+        for round_ in rounds:
+            tokens = self.speculation.verify(round_)
+            outcomes.append((round_, tokens, self.finisher.deliver(round_.slot, round_.task, tokens)))
+        self.speculation.accept([(r, d.n_kept) for r, _, d in outcomes])
+        for round_, tokens, delivered in outcomes:
+            slot, task, n_kept = round_.slot, round_.task, delivered.n_kept
+            slot.tokens.extend([task.last_token, *tokens[:n_kept]])
+            if round_.part.n_draft > n_kept:
+                self.target.truncate(slot.id, len(slot.tokens))
+            task.n_decodes += 1
+            if round_.part.n_draft:
+                task.count_draft(round_.draft.drafter, round_.part.n_draft, n_kept)
+            if task.request.trace:
+                task.trace.append(self._trace(round_, n_kept))
+            self._advance(slot, task, tokens[n_kept], delivered.stop_type, tokens[: n_kept + 1])
+
+    def _after_chunks(self, chunks: list[tuple[Slot, Part]]) -> None:
+        for slot, part in chunks:
+            task = slot.task
+            assert task is not None
+            slot.tokens.extend(task.prompt[part.pos0 : part.pos0 + part.n_tokens])
+            self.checkpoints.after_chunk(slot, task)
+            if len(slot.tokens) < len(task.prompt):
+                continue
+            task.emit(task, Started(slot.id, len(task.prompt), task.n_cache))
+            if task.request.max_tokens == 0:
+                self.finisher.end(slot, task, "limit", [])
+                continue
+            rows = self.target.logits(part.out_start, 1)
+            tokens = self.speculation.pick(slot, task, rows, [], -1)
+            task.first_token = time.perf_counter()
+            slot.state = SlotState.DECODE
+            self._advance(slot, task, tokens[0], self.finisher.deliver(slot, task, tokens).stop_type, tokens)
+
+    def _advance(self, slot: Slot, task: Task, last: int, stop_type: str, tokens: list[int]) -> None:
+        """Stream what counts of this step; end the task where it ended, else remember the token to go on from."""
+        if not stop_type and len(slot.tokens) >= self.target.n_ctx_seq:
+            stop_type = "context"
+        if stop_type:
+            self.finisher.end(slot, task, stop_type, tokens)
+            return
+        task.last_token = last
+        task.emit(task, Delta(task.text.take(), tuple(tokens)))
+
+    def _drop_cancelled(self) -> None:
+        self.line.drop_cancelled()
+        for slot in self.slots:
+            if slot.task is not None and slot.task.cancelled:
+                self.finisher.release(slot)
+
+    def _llama_ns(self) -> int:
+        return self.target.decode_ns + self.drafter.decode_ns
+
+    def _count_step(self, started: int, in_llama: int, n_active: int, n_drafted: int) -> None:
+        own = time.perf_counter_ns() - started - (self._llama_ns() - in_llama)
+        self.stats.n_steps += 1
+        self.stats.overhead_us.append((own / 1e3, n_active, n_drafted))
+
+    def _trace(self, round_: Round, n_accepted: int) -> dict[str, object]:
+        slot = round_.slot
+        return {
+            "draft": list(round_.draft.tokens),
+            "accepted": n_accepted,
+            "target_pos": self.target.n_tokens(slot.id) - 1,
+            "draft_pos": self.drafter.n_tokens(slot.id) - 1,
+        }
+
+    def check_invariants(self) -> None:
+        """AssertionError where a slot, its target sequence and its drafter do not stand at the same place."""
+        for slot in self.slots:
+            n = len(slot.tokens)
+            assert self.target.n_tokens(slot.id) == n, f"slot {slot.id}: {n} tokens, target {self.target.n_tokens(slot.id)}"
+            assert self.drafter.n_tokens(slot.id) <= n, f"slot {slot.id}: the drafter is ahead of the target"
+            _check_checkpoints(slot.checkpoints, n)
+
+    def close(self) -> None:
+        self._batch.close()
+        self.drafter.close()
+        self.target.close()
+
+
+def _check_checkpoints(checkpoints: Sequence[Checkpoint], n_tokens: int) -> None:
+    ends = [c.n_tokens for c in checkpoints]
+    assert ends == sorted(set(ends)), "checkpoints do not increase"
+    assert not ends or ends[-1] <= n_tokens, "a checkpoint lies past the slot's tokens"

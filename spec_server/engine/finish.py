@@ -1,0 +1,107 @@
+"""Where a generation ends: end tokens, stop strings, limits, failure, cancellation; and what it leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from spec_server.engine.base import Delta
+from spec_server.engine.errors import ContextExceeded, EngineError
+from spec_server.engine.slot import Slot, SlotState
+from spec_server.engine.task import Task
+
+if TYPE_CHECKING:
+    from spec_server.engine.core import EngineCore
+
+StopType = Literal["", "eos", "word", "limit", "context"]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """Of a round's tokens the first n_kept + 1 count; the last of them is in no context. `stop_type`: why it ends."""
+
+    n_kept: int
+    stop_type: StopType
+
+
+class Finisher:
+    """Cuts accepted blocks before they are counted, and takes tasks off their slots."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._clock = 0
+
+    def deliver(self, slot: Slot, task: Task, tokens: Sequence[int]) -> Delivered:
+        """Feed the round's tokens to the text in order, up to the first that ends the generation."""
+        model = self._core.model
+        for i, token in enumerate(tokens):
+            task.n_predicted += 1
+            if model.is_eog(token) and not task.request.ignore_eos:
+                return Delivered(i, "eos")
+            if task.text.push(model.piece(token)):
+                return Delivered(i, "word")
+            if 0 <= task.request.max_tokens <= task.n_predicted:
+                return Delivered(i, "limit")
+        return Delivered(len(tokens) - 1, "")
+
+    def end(self, slot: Slot, task: Task, stop_type: str, tokens: list[int]) -> None:
+        """Send the last text and the end, count the request, free the slot."""
+        if stop_type != "word":
+            task.text.flush()
+        text = task.text.take()
+        if text or tokens:
+            task.emit(task, Delta(text, tuple(tokens)))
+        draft_prompt_n = self._core.drafter.prompt_tokens(slot.id)
+        kind: Literal["eos", "word", "limit"] = (
+            "eos" if stop_type == "eos" else "word" if stop_type == "word" else "limit"
+        )
+        finished = task.finished(slot.id, kind, stop_type == "context", draft_prompt_n)
+        self._core.stats.finish(finished.timings)
+        self.release(slot)
+        task.emit(task, finished)
+
+    def fail(self, slot: Slot, error: EngineError) -> None:
+        """A decode went wrong: nothing of the slot can be trusted any more."""
+        task = slot.task
+        self._core.rollback.clear(slot)
+        self.release(slot)
+        if task is not None:
+            task.emit(task, error)
+
+    def release(self, slot: Slot) -> None:
+        """Off the slot; what was decoded so far stays for the next request."""
+        self._clock += 1
+        slot.last_used = self._clock
+        slot.task, slot.state = None, SlotState.IDLE
+        if slot.id in self._core.reservations:
+            self.hand_over(slot)
+
+    def hand_over(self, slot: Slot) -> None:
+        """The slot is idle and reserved: keep requests off it and say so to whoever waits."""
+        slot.state = SlotState.TRANSFER
+        self._core.reservations[slot.id]()
+
+    def make_room(self, active: Sequence[Slot]) -> None:
+        """The shared cells are all in use: empty the idle slot that was used least recently, else end a request.
+
+        The next step tries again.
+        """
+        idle = [s for s in self._core.slots if s.state is SlotState.IDLE and len(s.tokens)]
+        if idle:
+            self._core.rollback.clear(min(idle, key=lambda s: s.last_used))
+            self._core.stats.events["slots_emptied_for_room_total"] += 1
+            return
+        decoding = [s for s in active if s.state is SlotState.DECODE]
+        if decoding:
+            slot = max(decoding, key=lambda s: len(s.tokens))
+            assert slot.task is not None
+            self.end(slot, slot.task, "context", [])
+            return
+        slot = max(active, key=lambda s: len(s.tokens))
+        assert slot.task is not None
+        n_prompt, n_ctx = len(slot.task.prompt), self._core.target.n_ctx
+        self.fail(
+            slot,
+            ContextExceeded("no room in the shared context", n_prompt_tokens=n_prompt, n_ctx=n_ctx),
+        )

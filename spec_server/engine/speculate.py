@@ -1,0 +1,124 @@
+"""One draft-verify round over all decoding slots: propose before the decode, verify and accept after it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from draft.base import EMPTY_DRAFT, Accepted, Draft, Drafter, DraftRequest
+from spec_server.engine.slot import Slot
+from spec_server.engine.task import Task
+from spec_server.runtime.batch import Batch, Part
+from spec_server.runtime.context import Context, Floats
+
+
+@dataclass(frozen=True, slots=True)
+class DraftDefaults:
+    """The server's --spec-draft-* values; a request may lower them."""
+
+    n_max: int
+    n_min: int = 0
+    p_min: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One slot's part of a decode: its last token and the draft behind it."""
+
+    slot: Slot
+    task: Task
+    draft: Draft
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a round gave: the tokens that count, and how many of the drafted ones stay in the target."""
+
+    tokens: list[int]
+    n_accepted: int
+
+
+class Speculation:
+    """Stateless between steps; asks the drafter for all slots at once."""
+
+    def __init__(self, target: Context, drafter: Drafter, defaults: DraftDefaults) -> None:
+        self._target = target
+        self._drafter = drafter
+        self._defaults = defaults
+
+    def propose(self, slots: Sequence[Slot]) -> list[Draft]:
+        """One draft per slot, in order; empty where a slot wants none or has no room."""
+        requests = []
+        wanting = []
+        for i, slot in enumerate(slots):
+            request = self._request(slot)
+            if request is not None:
+                requests.append(request)
+                wanting.append(i)
+        drafts = [EMPTY_DRAFT] * len(slots)
+        if requests:
+            started = time.perf_counter_ns()
+            for i, draft in zip(wanting, self._drafter.propose(requests), strict=True):
+                drafts[i] = draft
+            spent = (time.perf_counter_ns() - started) // len(requests)
+            for i in wanting:
+                task = slots[i].task
+                assert task is not None
+                task.draft_ns += spent
+        return drafts
+
+    def add(self, batch: Batch, slots: Sequence[Slot], drafts: Sequence[Draft]) -> list[Round]:
+        """Append every slot's last token and draft to the batch."""
+        rounds = []
+        for slot, draft in zip(slots, drafts, strict=True):
+            task = slot.task
+            assert task is not None
+            n_draft = len(draft.tokens)
+            part = batch.add(
+                slot.id, [task.last_token, *draft.tokens], len(slot.tokens), output="all", n_draft=n_draft
+            )
+            rounds.append(Round(slot, task, draft, part))
+        return rounds
+
+    def verify(self, round_: Round) -> list[int]:
+        """The round's tokens: accepted ones, then one recovered or bonus token; nothing is rewound yet."""
+        part, task = round_.part, round_.task
+        rows = self._target.logits(part.out_start, part.n_out)
+        return self.pick(round_.slot, task, rows, round_.draft.tokens, task.last_token)
+
+    def pick(self, slot: Slot, task: Task, rows: Floats, draft: list[int], last_token: int) -> list[int]:
+        """Tokens for the positions behind `last_token` (behind the prompt where it is negative)."""
+        position = len(slot.tokens) + (last_token >= 0)
+        history = slot.tokens.view()[max(0, len(slot.tokens) - task.sampler.n_history) :]
+        if last_token >= 0 and task.sampler.n_history:
+            history = np.append(history, np.int32(last_token))
+        return task.sampler.pick(rows, draft, position, history)
+
+    def accept(self, outcomes: Sequence[tuple[Round, int]]) -> None:
+        """Tell the drafter what stays of every part that had a draft."""
+        settled = [Accepted(r.slot.id, n) for r, n in outcomes if r.part.n_draft]
+        if settled:
+            self._drafter.accept(settled)
+
+    def _request(self, slot: Slot) -> DraftRequest | None:
+        task = slot.task
+        assert task is not None
+        n_tokens = len(slot.tokens)
+        wanted = task.request.speculative
+        n_max = self._defaults.n_max if wanted.n_max is None else wanted.n_max
+        # The round's own token needs no cell and counts as one, so a draft may fill all but that.
+        n_max = min(n_max, task.remaining(self._target.n_ctx_seq, n_tokens) - 1, self._drafter.n_max)
+        if n_max <= 0 or wanted.type == "none":
+            return None
+        return DraftRequest(
+            slot.id,
+            slot.tokens.view(),
+            task.last_token,
+            n_max,
+            self._defaults.n_min if wanted.n_min is None else wanted.n_min,
+            self._defaults.p_min if wanted.p_min is None else wanted.p_min,
+        )

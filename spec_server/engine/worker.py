@@ -1,0 +1,251 @@
+"""The one engine thread and its async face: a mailbox in, events out; the only file here that knows threads and loops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from spec_server.engine.base import (
+    EraseResult,
+    Event,
+    Finished,
+    GenerateRequest,
+    ModelInfo,
+    RestoreResult,
+    SaveResult,
+    SlotFileEntry,
+)
+from spec_server.engine.core import EngineCore
+from spec_server.engine.errors import (
+    ContextExceeded,
+    GenerationFailed,
+    InvalidRequest,
+    Overloaded,
+    Unavailable,
+)
+from spec_server.engine.locks import SlotLocks
+from spec_server.engine.report import counters, slot_facts
+from spec_server.engine.sample import make_sampler
+from spec_server.engine.stream import TextStream
+from spec_server.engine.task import Task
+from spec_server.engine.transfer import Transfer
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_SWITCH_INTERVAL_S = 0.0005  # the engine thread must not wait 5 ms for the GIL after each decode
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """queue_limit 0: no bound. debug: check the step invariant after every step."""
+
+    queue_limit: int = 0
+    debug: bool = False
+
+
+class EngineWorker:
+    """Engine over one EngineCore; see the Engine protocol."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        transfer: Transfer,
+        model: ModelInfo,
+        facts: Mapping[str, object],
+        options: WorkerOptions,
+    ) -> None:
+        self.model = model
+        self.n_slots = len(core.slots)
+        self._core = core
+        self._transfer = transfer
+        self._facts = facts
+        self._options = options
+        self._locks = SlotLocks(core)
+        self._mailbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._outbox: list[tuple[asyncio.Queue[Event | Exception], Event | Exception]] = []
+        self._loop = asyncio.get_running_loop()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        self._thread.start()
+
+    # -- async face
+
+    def status(self) -> tuple[bool, str]:
+        return (not self._stopping, "shutting down" if self._stopping else "")
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        return self._core.model.tokenize(text, add_special, parse_special)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        return self._core.model.detokenize(list(tokens)).decode("utf-8", "replace")
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
+        self._check(request)
+        events: asyncio.Queue[Event | Exception] = asyncio.Queue()
+        task = Task(
+            request=request,
+            prompt=np.asarray(request.prompt, dtype=np.int32),
+            sampler=make_sampler(request.sampling, self.model.n_vocab),
+            text=TextStream(request.stop),
+            emit=lambda _, event: self._outbox.append((events, event)),
+        )
+        self._post(lambda: self._core.submit(task))
+        try:
+            while True:
+                event = await events.get()
+                if isinstance(event, Exception):
+                    raise event
+                yield event
+                if isinstance(event, Finished):
+                    return
+        finally:
+            task.cancelled = True
+            self._post(_nothing)
+
+    async def save(self, id_slot: int, filename: str, owner: str) -> SaveResult:
+        async with self._locks.held(id_slot, self._call):
+            return await self._transfer.save(id_slot, filename, owner, self._call)
+
+    async def restore(self, id_slot: int, filename: str, owner: str) -> RestoreResult:
+        async with self._locks.held(id_slot, self._call):
+            return await self._transfer.restore(id_slot, filename, owner, self._call)
+
+    async def erase(self, id_slot: int) -> EraseResult:
+        async with self._locks.held(id_slot, self._call):
+            return await self._call(lambda: self._transfer.erase(id_slot))
+
+    async def slot_files(self, owner: str) -> list[SlotFileEntry]:
+        return await self._transfer.list_files(owner)
+
+    async def slot_file(self, filename: str, owner: str) -> SlotFileEntry:
+        return await self._transfer.file(filename, owner)
+
+    async def remove_slot_file(self, filename: str, owner: str) -> None:
+        await self._transfer.remove_file(filename, owner)
+
+    def props(self) -> Mapping[str, object]:
+        return self._facts
+
+    def slots(self) -> list[Mapping[str, object]]:
+        return [slot_facts(self._core, slot) for slot in self._core.slots]
+
+    def counters(self) -> Mapping[str, float]:
+        return counters(self._core)
+
+    async def close(self) -> None:
+        """End every request with Unavailable, stop the thread, free the contexts."""
+        if self._stopping:
+            return
+        self._stopping = True
+        self._post(_nothing)
+        await asyncio.to_thread(self._thread.join)
+        await self._transfer.close()
+        self._core.close()
+
+    def _check(self, request: GenerateRequest) -> None:
+        """Everything that can be refused without the engine thread."""
+        if self._stopping:
+            raise Unavailable("the server is shutting down")
+        n_prompt, n_ctx = len(request.prompt), self.model.n_ctx_seq
+        if request.id_slot >= 0:
+            self._core.slot(request.id_slot)
+        if not n_prompt:
+            raise InvalidRequest("the prompt is empty", param="prompt")
+        if n_prompt >= n_ctx:
+            raise ContextExceeded(
+                f"the prompt has {n_prompt} tokens, the context of a slot is {n_ctx}",
+                n_prompt_tokens=n_prompt,
+                n_ctx=n_ctx,
+            )
+        if min(request.prompt) < 0 or max(request.prompt) >= self.model.n_vocab:
+            raise InvalidRequest(f"a token id lies outside 0..{self.model.n_vocab - 1}", param="prompt")
+        if 0 < self._options.queue_limit <= len(self._core.line):
+            raise Overloaded(f"{self._options.queue_limit} requests are waiting already")
+
+    # -- the engine thread
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        """Run `work` on the engine thread between two steps."""
+        future: asyncio.Future[T] = self._loop.create_future()
+
+        def settle(result: Any, error: BaseException | None) -> None:
+            if future.cancelled():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        def run() -> None:
+            try:
+                result, error = work(), None
+            except Exception as e:  # handed to the caller, traceback and all
+                result, error = None, e
+            self._loop.call_soon_threadsafe(settle, result, error)
+
+        if self._stopping:
+            raise Unavailable("the server is shutting down")
+        self._post(run)
+        return await future
+
+    def _post(self, work: Callable[[], None]) -> None:
+        self._mailbox.put(work)
+
+    def _run(self) -> None:
+        core = self._core
+        busy = False
+        while not self._stopping:
+            if not busy:
+                self._mailbox.get()()
+            self._drain()
+            busy = core.has_work and self._step()
+            self._flush()
+        self._end_all(Unavailable("the server is shutting down"))
+        self._drain()
+        self._flush()
+
+    def _drain(self) -> None:
+        while not self._mailbox.empty():
+            self._mailbox.get()()
+
+    def _step(self) -> bool:
+        try:
+            did_something = self._core.step()
+            if self._options.debug:
+                self._core.check_invariants()
+        except Exception:
+            log.exception("a step failed; every request in progress ends and its slot is emptied")
+            self._end_all(GenerationFailed("an internal error ended the request"))
+            return True
+        return did_something
+
+    def _end_all(self, error: Unavailable | GenerationFailed) -> None:
+        for slot in self._core.slots:
+            if slot.task is not None:
+                self._core.finisher.fail(slot, error)
+        for task in self._core.line.clear():
+            task.emit(task, error)
+
+    def _flush(self) -> None:
+        if self._outbox:
+            events, self._outbox = self._outbox, []
+            self._loop.call_soon_threadsafe(_deliver, events)
+
+
+def _deliver(events: list[tuple[asyncio.Queue[Event | Exception], Event | Exception]]) -> None:
+    for destination, event in events:
+        destination.put_nowait(event)
+
+
+def _nothing() -> None:
+    pass
