@@ -1,0 +1,84 @@
+"""Prometheus text from the engine's counters, under llama-server's names and prefix.
+
+A key is a metric name, or a name with labels as Prometheus writes them: `name{position="0"}`. Names that end
+in `_total` are counters, all others gauges.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PREFIX = "llamacpp:"
+PER_POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
+
+# Those of llama-server, and ours of the same kind: always there, zero until something happens.
+HELP: Mapping[str, str] = {
+    "prompt_tokens_total": "Prompt tokens processed, without those reused",
+    "prompt_tokens_cached_total": "Prompt tokens reused from a slot",
+    "prompt_seconds_total": "Time spent processing prompts",
+    "tokens_predicted_total": "Tokens generated",
+    "tokens_predicted_seconds_total": "Time spent generating tokens",
+    "n_decode_total": "Decodes of the target",
+    "n_tokens_max": "Longest sequence seen, prompt and answer",
+    "spec_decode_num_draft_tokens_total": "Tokens drafted",
+    "spec_decode_num_accepted_tokens_total": "Drafted tokens accepted by the target",
+    "spec_decode_num_drafts_total": "Rounds with a draft",
+    "prompt_tokens_seconds": "Prompt tokens per second, over all requests",
+    "predicted_tokens_seconds": "Generated tokens per second, over all requests",
+    "requests_processing": "Requests in a slot",
+    "requests_deferred": "Requests waiting for a slot",
+    "n_busy_slots_per_decode": "Busy slots per decode, on average",
+}
+PER_POSITION_HELP = "Drafted tokens accepted, by position in the draft"
+_KEY = re.compile(r"^(?P<name>[a-zA-Z_][a-zA-Z0-9_]*)(?:\{(?P<labels>.*)\})?$")
+_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="([^"]*)"')
+
+
+def exposition(counters: Mapping[str, float]) -> bytes:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Counters(counters))
+    return generate_latest(registry)
+
+
+class _Counters(Collector):
+    def __init__(self, counters: Mapping[str, float]) -> None:
+        self._values = {**dict.fromkeys(HELP, 0.0), **_rates(counters), **counters}
+        if not any(key.startswith(PER_POSITION) for key in counters):
+            self._values[f'{PER_POSITION}{{position="0"}}'] = 0.0
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        for key, value in self._values.items():
+            match = _KEY.match(key)
+            if match is None:
+                continue
+            name, labels = match["name"], dict(_LABEL.findall(match["labels"] or ""))
+            family = families.get(name)
+            if family is None:
+                family = families[name] = _family(name, list(labels))
+            family.add_metric(list(labels.values()), value)
+        yield from families.values()
+
+
+def _family(name: str, labels: list[str]) -> CounterMetricFamily | GaugeMetricFamily:
+    text = PER_POSITION_HELP if name == PER_POSITION else HELP.get(name, name.replace("_", " "))
+    if name.endswith("_total"):
+        return CounterMetricFamily(PREFIX + name, text, labels=labels)
+    return GaugeMetricFamily(PREFIX + name, text, labels=labels)
+
+
+def _rates(counters: Mapping[str, float]) -> dict[str, float]:
+    def rate(count: str, seconds: str) -> float:
+        elapsed = counters.get(seconds, 0.0)
+        return counters.get(count, 0.0) / elapsed if elapsed > 0 else 0.0
+
+    return {
+        "prompt_tokens_seconds": rate("prompt_tokens_total", "prompt_seconds_total"),
+        "predicted_tokens_seconds": rate("tokens_predicted_total", "tokens_predicted_seconds_total"),
+    }

@@ -1,0 +1,76 @@
+"""Prompts to tokens: text, token lists and mixtures of both, and the prefixes worth a checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from spec_server.engine.base import Engine
+from spec_server.engine.errors import InvalidRequest
+
+# Below this a thread costs more than the event loop loses by tokenising itself (about 1 ms).
+LONG_TEXT = 8192
+
+
+async def tokenize(engine: Engine, text: str, *, add_special: bool, parse_special: bool = True) -> list[int]:
+    if len(text) < LONG_TEXT:
+        return engine.tokenize(text, add_special=add_special, parse_special=parse_special)
+    return await asyncio.to_thread(
+        engine.tokenize, text, add_special=add_special, parse_special=parse_special
+    )
+
+
+async def tokenize_rendered(engine: Engine, text: str) -> list[int]:
+    """A template that wrote the begin token itself must not get a second one."""
+    return await tokenize(engine, text, add_special=not _begins(engine, text))
+
+
+def _begins(engine: Engine, text: str) -> bool:
+    bos = engine.model.bos_token
+    return bool(bos) and text.startswith(bos)
+
+
+async def prompt_tokens(
+    engine: Engine,
+    prompt: str | list[object],
+    *,
+    add_special: bool = True,
+    parse_special: bool = True,
+    param: str = "prompt",
+) -> list[int]:
+    """llama-server's forms: a string, token ids, a list that mixes both, or a list of one such prompt."""
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        add_special = add_special and not _begins(engine, prompt)
+        return await tokenize(engine, prompt, add_special=add_special, parse_special=parse_special)
+    if any(isinstance(item, list) for item in prompt) or (
+        len(prompt) > 1 and all(isinstance(item, str) for item in prompt)
+    ):
+        raise InvalidRequest(f"{param}: one prompt a request; several were given", param=param)
+    tokens: list[int] = []
+    for index, item in enumerate(prompt):
+        if isinstance(item, str):
+            is_first = add_special and index == 0 and not _begins(engine, item)
+            tokens += await tokenize(engine, item, add_special=is_first, parse_special=parse_special)
+        else:
+            tokens.append(token_id(item, engine.model.n_vocab, f"{param}[{index}]"))
+    return tokens
+
+
+def token_id(item: object, n_vocab: int, param: str) -> int:
+    if not isinstance(item, int) or isinstance(item, bool):
+        raise InvalidRequest(f"{param}: neither text nor a token id", param=param)
+    if not 0 <= item < n_vocab:
+        raise InvalidRequest(
+            f"{param}: token id {item} is not below the vocabulary's size, {n_vocab}", param=param
+        )
+    return item
+
+
+def n_common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    shorter = min(len(a), len(b))
+    if a[:shorter] == b[:shorter]:
+        return shorter
+    return next(index for index in range(shorter) if a[index] != b[index])

@@ -1,0 +1,226 @@
+"""Request bodies: names, kinds and ranges of the fields that are understood, and what is refused by name.
+
+The only pydantic of the API; nothing of it leaves the package.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Annotated, Literal, TypeVar
+
+import orjson
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+
+from spec_server.engine.errors import InvalidRequest
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+StopList = Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=64)]
+Body = TypeVar("Body", bound="RequestBody")
+
+
+class RequestBody(BaseModel):
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False, populate_by_name=True)
+
+
+class StreamOptions(RequestBody):
+    include_usage: bool | None = None
+
+
+class SpeculativeBody(RequestBody):
+    type: str | None = None
+    n_max: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    n_min: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    p_min: Fraction | None = None
+
+
+class GenerationBody(RequestBody):
+    """What every generating endpoint takes. None: the server's default."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n_predict: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    max_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    temperature: Annotated[float, Field(ge=0.0)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    top_p: Fraction | None = None
+    min_p: Fraction | None = None
+    typical_p: Fraction | None = Field(None, validation_alias=AliasChoices("typical_p", "typ_p"))
+    repeat_penalty: Annotated[float, Field(gt=0.0)] | None = None
+    repeat_last_n: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: Annotated[int, Field(ge=-1, lt=2**63)] | None = None
+    logit_bias: dict[str, float | bool] | list[tuple[int, float | bool]] | None = None
+    stop: str | StopList | None = None
+    ignore_eos: bool | None = None
+    id_slot: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    slot_id: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    cache_prompt: bool | None = None
+    speculative: SpeculativeBody = SpeculativeBody()
+    trace: bool | None = None
+    sse_ping_interval: float | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nest_dotted(cls, data: object) -> object:
+        """llama-server's flat form: {"speculative.n_max": 2}."""
+        if not isinstance(data, dict):
+            return data
+        dotted = {
+            key.partition(".")[2]: value for key, value in data.items() if key.startswith("speculative.")
+        }
+        if dotted:
+            data = {**data, "speculative": {**(data.get("speculative") or {}), **dotted}}
+        elif data.get("speculative", ...) is None:
+            data = {key: value for key, value in data.items() if key != "speculative"}
+        return data
+
+
+class TextPart(RequestBody):
+    """Other kinds of parts need a model that sees or hears."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(RequestBody):
+    """Whatever else a message holds goes to the template as it came."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Annotated[str, Field(min_length=1)]
+    content: str | list[TextPart] | None = None
+
+
+class ChatBody(GenerationBody):
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, object] | None = None
+    reasoning_effort: str | None = None
+
+
+class CompletionBody(GenerationBody):
+    prompt: str | list[object]
+    return_tokens: bool | None = None
+
+
+class SlotFileBody(RequestBody):
+    filename: Annotated[str, Field(min_length=1)]
+
+
+class TokenizeBody(RequestBody):
+    content: str | list[object]
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeBody(RequestBody):
+    tokens: list[int]
+
+
+def _is_off(*neutral: object) -> Callable[[object], bool]:
+    return lambda value: value is None or any(value == item and type(value) is type(item) for item in neutral)
+
+
+def _is_zero(value: object) -> bool:
+    return value is None or value is False or (isinstance(value, int | float) and value == 0)
+
+
+def _is_one(value: object) -> bool:
+    return value is None or value == 1
+
+
+def _is_negative_or_zero(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and value <= 0)
+
+
+def _is_text_format(value: object) -> bool:
+    return value is None or (isinstance(value, dict) and value.get("type") == "text")
+
+
+# What would change the answer and is not offered: refused unless the value asks for nothing.
+UNSUPPORTED: Mapping[str, Callable[[object], bool]] = {
+    "n": _is_one,
+    "n_cmpl": _is_one,
+    "best_of": _is_one,
+    "logprobs": _is_zero,
+    "top_logprobs": _is_zero,
+    "n_probs": _is_zero,
+    "post_sampling_probs": _is_zero,
+    "tools": _is_off([]),
+    "functions": _is_off([]),
+    "tool_choice": _is_off("auto", "none"),
+    "function_call": _is_off("auto", "none"),
+    "response_format": _is_text_format,
+    "grammar": _is_off(""),
+    "grammar_lazy": _is_zero,
+    "json_schema": _is_off(),
+    "guided_json": _is_off(),
+    "guided_regex": _is_off(),
+    "modalities": _is_off(["text"]),
+    "audio": _is_off(),
+    "image_data": _is_off([]),
+    "web_search_options": _is_off(),
+    "suffix": _is_off(""),
+    "echo": _is_zero,
+    "lora": _is_off([]),
+    "samplers": _is_off([], ""),
+    "mirostat": _is_zero,
+    "dynatemp_range": _is_zero,
+    "xtc_probability": _is_zero,
+    "dry_multiplier": _is_zero,
+    "top_n_sigma": _is_negative_or_zero,
+    "adaptive_target": _is_negative_or_zero,
+    "min_keep": _is_zero,
+    "min_tokens": _is_zero,
+    "stop_token_ids": _is_off([]),
+    "n_indent": _is_zero,
+    "t_max_predict_ms": _is_negative_or_zero,
+    "response_fields": _is_off([]),
+    "continue_final_message": _is_zero,
+    "use_beam_search": _is_zero,
+}
+
+# Names of our own that are quietly lost when they are mistyped, the answer then coming from somewhere else.
+_GUARDED = ("id_slot", "slot_id", "cache_prompt", "speculative")
+
+
+def parse(model: type[Body], raw: bytes) -> Body:
+    """Bytes of a request to its checked body; InvalidRequest names what is wrong, and so do the handlers for
+    ValidationError."""
+    data = parse_object(raw)
+    if issubclass(model, GenerationBody):
+        _refuse_unsupported(data)
+        _refuse_mistyped(data, model)
+    return model.model_validate(data)
+
+
+def parse_object(raw: bytes) -> dict[str, object]:
+    try:
+        data = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        what = "the body is empty" if not raw.strip() else f"the body is not JSON: {error}"
+        raise InvalidRequest(what, param="body") from None
+    if not isinstance(data, dict):
+        raise InvalidRequest("the body is not a JSON object", param="body")
+    return data
+
+
+def _refuse_unsupported(data: Mapping[str, object]) -> None:
+    for name in data.keys() & UNSUPPORTED.keys():
+        if not UNSUPPORTED[name](data[name]):
+            raise InvalidRequest(f"{name}: not supported by this server", param=name)
+
+
+def _refuse_mistyped(data: Mapping[str, object], model: type[BaseModel]) -> None:
+    for name in data.keys() - model.model_fields.keys() - UNSUPPORTED.keys():
+        plain = name.replace("-", "_").lower()
+        near = difflib.get_close_matches(plain, _GUARDED, n=1, cutoff=0.75)
+        if plain == "slot" or plain.replace("_", "") in ("idslot", "slotid") or (near and "." not in name):
+            wanted = "id_slot" if not near or near[0] == "slot_id" else near[0]
+            raise InvalidRequest(f"{name}: unknown field; did you mean {wanted}?", param=name)

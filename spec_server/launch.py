@@ -1,0 +1,296 @@
+"""Composition root: the only file that knows every part. Builds them in order, serves, takes them down in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from draft.base import Drafter, DraftError
+from draft.registry import DrafterSetup, make_drafter
+from persistence.errors import SlotFileError
+from persistence.snapshot import ModelIdentity
+from persistence.store import DirectoryStore, SlotStore
+from spec_server import __version__, machine
+from spec_server.api.app import create_app
+from spec_server.api.base import ApiOptions, EngineHolder
+from spec_server.engine.base import ModelInfo, SamplingParams
+from spec_server.engine.checkpoints import CheckpointOptions
+from spec_server.engine.core import EngineCore
+from spec_server.engine.fitting import TargetFit
+from spec_server.engine.speculate import DraftDefaults
+from spec_server.engine.spill import make_spill
+from spec_server.engine.storage import NoStore
+from spec_server.engine.transfer import Transfer
+from spec_server.engine.worker import EngineWorker, WorkerOptions
+from spec_server.runtime.errors import LlamaError
+from spec_server.runtime.llama_context import LlamaContext
+from spec_server.runtime.model import Model
+from spec_server.settings import Settings
+
+log = logging.getLogger("spec_server")
+
+_MIB = 1 << 20
+_GRACE_S = 5  # after SIGTERM: streams get their error event and the sockets close
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Everything that is built before the event loop hands requests to it."""
+
+    core: EngineCore
+    store: SlotStore
+    fit: TargetFit
+    draft_identity: ModelIdentity | None
+    model: ModelInfo
+    facts: Mapping[str, object]
+
+
+def serve(settings: Settings) -> int:
+    """Run until SIGTERM or SIGINT. 0 after an orderly end, 1 where the server could not start."""
+    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    if settings.log_level > logging.DEBUG:
+        logging.getLogger("llama").setLevel(logging.WARNING)
+    try:
+        return asyncio.run(_serve(settings))
+    except KeyboardInterrupt:
+        return 0
+
+
+async def _serve(settings: Settings) -> int:
+    holder = EngineHolder()
+    app = create_app(holder, _api_options(settings))
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        log_level=logging.WARNING,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=_GRACE_S,
+    )
+    server = _Server(config)
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, server.stop)
+    serving = asyncio.create_task(server.serve())
+    loading = asyncio.create_task(_load(settings, holder, server))
+    stopping = asyncio.create_task(server.stopping.wait())
+    await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+    worker = await loading if loading.done() and not loading.cancelled() else None
+    if worker is not None:
+        await worker.close()
+    server.should_exit = True
+    if not loading.done():
+        loading.cancel()
+    await serving
+    return 0 if server.started and not server.failed else 1
+
+
+async def _load(settings: Settings, holder: EngineHolder, server: _Server) -> EngineWorker | None:
+    """Build the engine beside the open socket; a failure ends the server with one line."""
+    started = time.monotonic()
+    try:
+        parts = await asyncio.to_thread(build, settings)
+    except (LlamaError, DraftError, SlotFileError, OSError, ValueError) as e:
+        log.error("cannot start: %s", e)
+        server.failed = True
+        server.stop()
+        return None
+    transfer = Transfer(parts.core, parts.store, parts.fit, parts.draft_identity)
+    options = WorkerOptions(queue_limit=settings.queue_limit, debug=settings.debug)
+    worker = EngineWorker(parts.core, transfer, parts.model, parts.facts, options)
+    holder.engine = worker
+    log.info("ready after %.1f s on %s", time.monotonic() - started, server.address())
+    return worker
+
+
+class _Server(uvicorn.Server):
+    """uvicorn with our own signal handling: streams are ended first, and the process leaves with status 0."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.stopping = asyncio.Event()
+        self.failed = False
+
+    def stop(self) -> None:
+        self.stopping.set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def address(self) -> str:
+        for listener in getattr(self, "servers", []):
+            for sock in listener.sockets:
+                host, port = sock.getsockname()[:2]
+                return f"http://{host}:{port}"
+        return "no socket"
+
+
+# -- building
+
+
+def build(settings: Settings) -> Parts:
+    """Model, contexts, drafter, engine and store. Raises what each of them raises where it cannot be had."""
+    store: SlotStore = DirectoryStore(Path(settings.slot_save_path)) if settings.slot_save_path else NoStore()
+    model = Model(
+        settings.model, n_gpu_layers=settings.gpu_layers, load_mtp="draft-mtp" in settings.drafters
+    )
+    target = _target(settings, model)
+    drafter = make_drafter(settings.drafters, _drafter_setup(settings, model, target))
+    spill = make_spill(Path(settings.ctx_checkpoints_dir) if settings.ctx_checkpoints_dir else None)
+    core = EngineCore(model, target, drafter, _draft_defaults(settings), _checkpoint_options(settings), spill)
+    name, digest = model.identity()
+    layout = {
+        "type_k": settings.cache_type_k,
+        "type_v": settings.cache_type_v,
+        "v_transposed": target.v_transposed,
+        "rope": "model",
+    }
+    fit = TargetFit(ModelIdentity(name, digest), layout, target.n_ctx_seq, model.n_vocab)
+    info = _model_info(settings, model, target)
+    facts = _facts(settings, core, drafter)
+    log.info("%s: %d slots of %d tokens, drafting %s", name, target.n_seq_max, target.n_ctx_seq, drafter.name)
+    draft_identity = ModelIdentity(*drafter.model_identity) if drafter.model_identity else None
+    return Parts(core, store, fit, draft_identity, info, facts)
+
+
+def _threads(settings: Settings) -> tuple[int, int]:
+    n = settings.threads if settings.threads > 0 else machine.default_threads()
+    return n, settings.threads_batch if settings.threads_batch > 0 else n
+
+
+def _target(settings: Settings, model: Model) -> LlamaContext:
+    n_threads, n_threads_batch = _threads(settings)
+    return LlamaContext(
+        model,
+        n_ctx=settings.ctx_size,
+        n_batch=settings.batch_size,
+        n_ubatch=settings.n_ubatch,
+        n_seq_max=settings.n_slots,
+        n_threads=n_threads,
+        n_threads_batch=n_threads_batch,
+        kv_unified=settings.is_unified,
+        flash_attn=settings.flash_attn,
+        type_k=settings.cache_type_k,
+        type_v=settings.cache_type_v,
+        swa_full=settings.swa_full,
+        n_rs_seq=settings.spec_draft_n_max if settings.drafters else 0,
+        expose_hidden="draft-mtp" in settings.drafters,
+    )
+
+
+def _drafter_setup(settings: Settings, model: Model, target: LlamaContext) -> DrafterSetup:
+    n_threads, n_threads_batch = _threads(settings)
+    return DrafterSetup(
+        target_model=model,
+        target=target,
+        n_max=settings.spec_draft_n_max,
+        model_path=Path(settings.model_draft) if settings.model_draft else None,
+        n_ctx=settings.ctx_size_draft or target.n_ctx,
+        n_batch=settings.batch_size,
+        n_ubatch=settings.n_ubatch,
+        n_threads=n_threads,
+        n_threads_batch=n_threads_batch,
+        n_gpu_layers=settings.gpu_layers_draft,
+        kv_unified=settings.is_unified,
+        flash_attn=settings.flash_attn,
+        type_k=settings.cache_type_k_draft,
+        type_v=settings.cache_type_v_draft,
+        rebuild=settings.draft_rebuild,
+    )
+
+
+def _draft_defaults(settings: Settings) -> DraftDefaults:
+    return DraftDefaults(settings.spec_draft_n_max, settings.spec_draft_n_min, settings.spec_draft_p_min)
+
+
+def _checkpoint_options(settings: Settings) -> CheckpointOptions:
+    ram = settings.ctx_checkpoints_ram
+    return CheckpointOptions(
+        n_max=settings.ctx_checkpoints,
+        min_step=settings.checkpoint_min_step,
+        ram_bytes=ram * _MIB if ram >= 0 else machine.default_checkpoint_bytes(),
+    )
+
+
+def _model_info(settings: Settings, model: Model, target: LlamaContext) -> ModelInfo:
+    template = settings.chat_template or model.chat_template() or ""
+    if settings.chat_template_file:
+        template = Path(settings.chat_template_file).read_text(encoding="utf-8")
+    return ModelInfo(
+        alias=settings.alias or Path(settings.model).name,
+        path=settings.model,
+        n_ctx_seq=target.n_ctx_seq,
+        n_ctx_train=model.n_ctx_train,
+        n_vocab=model.n_vocab,
+        n_embd=model.n_embd,
+        n_params=model.n_params,
+        size=model.size,
+        chat_template=template,
+        bos_token=model.bos_text,
+        eos_token=model.eos_text,
+        created=int(time.time()),
+    )
+
+
+def _facts(settings: Settings, core: EngineCore, drafter: Drafter) -> Mapping[str, object]:
+    is_drafting = bool(settings.drafters)
+    has_store = bool(settings.slot_save_path)
+    sections = {"target": True, "checkpoints": core.checkpoints.enabled, "draft": is_drafting}
+    return {
+        "speculative": {
+            "enabled": is_drafting,
+            "reason": "" if is_drafting else "no drafter was asked for",
+            "type": ",".join(settings.drafters) or "none",
+            "draft_model": Path(settings.model_draft).name if "draft-simple" in settings.drafters else "",
+            "n_ctx": drafter.n_ctx_seq,
+            "n_max": drafter.n_max,
+            "n_min": settings.spec_draft_n_min,
+            "p_min": settings.spec_draft_p_min,
+            "adaptive": settings.spec_adaptive,
+        },
+        "slot_draft": is_drafting and has_store,
+        "slot_checkpoints": core.checkpoints.enabled,
+        "persistence": {
+            "enabled": has_store,
+            "reason": "" if has_store else "no --slot-save-path was given",
+            "sections": [name for name, kept in sections.items() if kept],
+        },
+        "kv_unified": settings.is_unified,
+    }
+
+
+def _api_options(settings: Settings) -> ApiOptions:
+    return ApiOptions(
+        api_keys=settings.api_keys(),
+        ping_interval_s=float(settings.sse_ping_interval),
+        sampling=SamplingParams(
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+            min_p=settings.min_p,
+            typ_p=settings.typical_p,
+            repeat_penalty=settings.repeat_penalty,
+            repeat_last_n=settings.repeat_last_n,
+            presence_penalty=settings.presence_penalty,
+            frequency_penalty=settings.frequency_penalty,
+            seed=settings.seed if settings.seed >= 0 else None,
+        ),
+        max_tokens=settings.n_predict,
+        cache_prompt=settings.cache_prompt,
+        trace=settings.trace,
+        slots_endpoint=settings.slots,
+        prefill_assistant=settings.prefill_assistant,
+        template_kwargs=settings.chat_template_kwargs,
+        build_info=f"spec-server {__version__}",
+    )

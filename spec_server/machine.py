@@ -1,0 +1,39 @@
+"""What this machine offers: cores and memory. Reads the system, changes nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_GIB = 1 << 30
+
+
+def physical_cores() -> int:
+    """Cores this process may run on, hyper-threads of one core counted once."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores = set()
+    for cpu in allowed:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        try:
+            cores.add(siblings.read_text())
+        except OSError:
+            cores.add(str(cpu))
+    return max(1, len(cores))
+
+
+def default_threads() -> int:
+    """All physical cores, one less where there are more than two: the event loop needs one."""
+    cores = physical_cores()
+    return cores - 1 if cores > 2 else cores
+
+
+def default_checkpoint_bytes() -> int:
+    """A quarter of the memory free now, at most 2 GiB."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return min(free // 4, 2 * _GIB)

@@ -1,0 +1,131 @@
+"""Every setting once: its flags, environment names, default and check.
+
+Read by cli and launch, never passed on whole. The table of fields stands in serving_fields and
+drafting_fields; here are where values come from, what no field checks alone, and what follows from several.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import model_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from spec_server.drafting_fields import DraftingFields, SamplingFields
+from spec_server.options import Option
+from spec_server.serving_fields import ComputeFields, LogFields, ServingFields
+
+ENV_PREFIX = "SPEC_SERVER_"
+AUTO_SLOTS = 4  # llama-server's number for --parallel -1
+SPEC_TYPES = ("none", "draft-simple", "draft-mtp", "ngram-simple", "ngram-mod")
+LOG_LEVELS = (logging.CRITICAL, logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG, logging.DEBUG)
+
+
+class LlamaServerEnv(PydanticBaseSettingsSource):
+    """llama-server's own environment names; LLAMA_ARG_NO_X, whatever its value, switches X off, as there."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        option = option_of(field)
+        for name in option.env.split():
+            if name in os.environ:
+                return os.environ[name], name, False
+            if option.no and name.replace("LLAMA_ARG_", "LLAMA_ARG_NO_") in os.environ:
+                return "off", name, False
+        return None, field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        found = {name: self.get_field_value(field, name)[0] for name, field in Settings.model_fields.items()}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+class Settings(LogFields, SamplingFields, DraftingFields, ComputeFields, ServingFields, BaseSettings):
+    """Flags first, then SPEC_SERVER_<FIELD>, then llama-server's environment names, then the default."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        """What no field can say of itself. Each message names its flag."""
+        if not self.model:
+            raise ValueError("--model: missing")
+        if self.parallel == 0:
+            raise ValueError("--parallel: 0 slots serve nobody; -1 lets the server choose")
+        if self.cache_ram != 0:
+            raise ValueError("--cache-ram: only 0, as there is no such cache yet")
+        if self.spec_adaptive:
+            raise ValueError("--spec-adaptive: not yet available")
+        if self.chat_template and self.chat_template_file:
+            raise ValueError("--chat-template: given twice, as --chat-template-file too")
+        self._check_drafters()
+        return self
+
+    def _check_drafters(self) -> None:
+        for name in self.spec_type:
+            if name not in SPEC_TYPES:
+                raise ValueError(f"--spec-type: unknown: {name}; there are {', '.join(SPEC_TYPES)}")
+        if "none" in self.spec_type and len(self.spec_type) > 1:
+            raise ValueError("--spec-type: none stands alone")
+        if len(set(self.spec_type)) < len(self.spec_type):
+            raise ValueError("--spec-type: a drafter is named twice")
+        if "draft-simple" in self.spec_type and not self.model_draft:
+            raise ValueError("--spec-type: draft-simple needs a draft model, --model-draft")
+        if self.spec_draft_n_min > self.spec_draft_n_max:
+            raise ValueError("--spec-draft-n-min: above --spec-draft-n-max")
+        if self.spec_ngram_mod_n_min > self.spec_ngram_mod_n_max:
+            raise ValueError("--spec-ngram-mod-n-min: above --spec-ngram-mod-n-max")
+
+    @property
+    def n_slots(self) -> int:
+        return AUTO_SLOTS if self.parallel < 0 else self.parallel
+
+    @property
+    def is_unified(self) -> bool:
+        return self.parallel < 0 if self.kv_unified is None else self.kv_unified
+
+    @property
+    def n_ubatch(self) -> int:
+        """Never above the batch, so that `-b 256` alone is enough."""
+        return min(self.ubatch_size, self.batch_size)
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """In order; empty: no drafting. A draft model without --spec-type is there to be used."""
+        if self.spec_type:
+            return tuple(name for name in self.spec_type if name != "none")
+        return ("draft-simple",) if self.model_draft else ()
+
+    @property
+    def log_level(self) -> int:
+        return logging.DEBUG if self.verbose else LOG_LEVELS[self.verbosity]
+
+    def api_keys(self) -> tuple[str, ...]:
+        """Those given and those in the file; OSError where it cannot be read."""
+        if not self.api_key_file:
+            return self.api_key
+        lines = (line.strip() for line in Path(self.api_key_file).read_text(encoding="utf-8").splitlines())
+        return (*self.api_key, *(line for line in lines if line and not line.startswith("#")))
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, LlamaServerEnv(settings_cls)
+
+
+def option_of(field: FieldInfo) -> Option:
+    return next(item for item in field.metadata if isinstance(item, Option))
+
+
+def env_names(name: str, option: Option) -> tuple[str, ...]:
+    return (ENV_PREFIX + name.upper(), *option.env.split())
