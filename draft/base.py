@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,8 @@ from spec_server.runtime.batch import Batch
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
+# (ids [n], probs [n]): what a token was drawn from; each id once, probs summing to 1.
+Distribution = tuple[npt.NDArray[Any], npt.NDArray[np.float64]]
 
 
 class DraftError(Exception):
@@ -25,6 +27,32 @@ class DraftSetupError(DraftError):
 
 class DraftStateError(DraftError):
     """A verified state was refused on apply; the drafter's sequence is cold (empty) now."""
+
+
+class DraftSampling(Protocol):
+    """How the request samples at this place in its text; drafters with logits of their own draw by it."""
+
+    @property
+    def is_greedy(self) -> bool:
+        """Always the most probable token: `draw` need not be asked."""
+
+    def draw(self, logits: Floats, drafted: Sequence[int]) -> tuple[int, Distribution | None]:
+        """The draft's next token from the drafter's logits [n_vocab] behind the tokens `drafted` so far.
+
+        With it what it was drawn from, for Draft.probs; None where the verifier does not ask for it.
+        """
+
+
+class GreedyDrafting:
+    """The absence of sampling."""
+
+    is_greedy = True
+
+    def draw(self, logits: Floats, drafted: Sequence[int]) -> tuple[int, Distribution | None]:
+        return int(logits.argmax()), None
+
+
+GREEDY_DRAFTING = GreedyDrafting()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +68,28 @@ class DraftRequest:
     n_max: int
     n_min: int = 0
     p_min: float = 0.0
+    sampling: DraftSampling = GREEDY_DRAFTING
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Proposed tokens; may be empty. `confidence` is the drafter's own probability of each, where it has one."""
+    """Proposed tokens; may be empty. `confidence` is the drafter's own probability of each, where it has one; where
+    tokens are drawn, that of the most probable one in the place.
+
+    `probs` has for each token the distribution it was drawn from, and is empty where the tokens follow from the
+    text alone. A draft with probs is verified as it was drawn. It may end before a draw, by anything that is known
+    by then; whoever drops a token after its draw, or the draft because of what is in it, bends the distribution of
+    the text.
+    """
 
     tokens: list[int]
     drafter: str = ""
     confidence: list[float] = field(default_factory=list)
+    probs: list[Distribution] = field(default_factory=list)
 
 
 EMPTY_DRAFT = Draft([])
+UNKNOWN_SIZE = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +121,7 @@ class Drafter(Protocol):
     n_max: int  # most tokens it will propose for one request
     needs_checkpoints: bool
     decode_ns: int  # wall time inside llama_decode so far
+    cannot_rebuild: str  # why a state that was lost does not come back from the tokens alone; "" where it does
     n_ctx_seq: int  # longest text it looks back on; 0 where it has no context of its own
     model_identity: tuple[str, str] | None  # (name, digest) of the model that drafts
 
@@ -109,15 +148,21 @@ class Drafter(Protocol):
         """The fit header of this sequence's present state: JSON that `unfit` of a like drafter can judge."""
 
     def unfit(self, fit: bytes, n_tokens: int, context_size: int, spec_size: int) -> str | None:
-        """None where a stored state fits this drafter, else the one reason why not. Touches nothing."""
+        """None where a stored state fits this drafter, else the one reason why not. Touches nothing.
+
+        `n_tokens` is how many the target holds of the sequence; a size of UNKNOWN_SIZE is judged by apply only.
+        """
 
     def state_size(self, seq_id: int, *, partial: bool) -> int:
         """Buffer bytes that capture needs."""
 
     def capture(self, seq_id: int, out: memoryview, *, partial: bool) -> DraftState: ...
 
-    def apply(self, seq_id: int, state: DraftState, tokens: Ints, *, partial: bool) -> None:
-        """Replace the sequence's state; `tokens` [n] are those it stands for. DraftStateError: cold."""
+    def apply(self, seq_id: int, state: DraftState, tokens: Ints, *, partial: bool) -> str:
+        """Replace the sequence's state; `tokens` [n] are those it stands for. DraftStateError: cold.
+
+        Returns what of it had to be left out and why, "" where nothing was.
+        """
 
     def prompt_tokens(self, seq_id: int) -> int:
         """Prompt tokens that the drafter itself processed since begin."""

@@ -11,11 +11,9 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import orjson
 
 from draft.base import (
-    EMPTY_DRAFT,
     Accepted,
     Draft,
     DraftRequest,
@@ -24,6 +22,7 @@ from draft.base import (
     DraftStateError,
     Ints,
 )
+from draft.growing import GrowingDraft
 from spec_server.runtime.batch import Batch
 from spec_server.runtime.context import Context
 from spec_server.runtime.errors import LlamaError, StateError
@@ -131,55 +130,25 @@ class DraftModelDrafter:
     # -- drafting
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        drafts: list[list[int]] = [[] for _ in requests]
-        confidences: list[list[float]] = [[] for _ in requests]
-        active = [i for i, r in enumerate(requests) if r.n_max > 0 and self._caught_up(r)]
-        last = [r.last_token for r in requests]
+        drafts = [GrowingDraft(r, self.n_max, self._model.eog) for r in requests]
+        active = [d for d in drafts if d.n_max > 0 and self._caught_up(d.request)]
         while active:
             self._batch.clear()
-            for i in active:
-                r = requests[i]
-                seq = self._seqs[r.seq_id]
-                pos = len(r.tokens) + len(drafts[i]) - seq.base
-                self._batch.add(r.seq_id, (last[i],), pos, output="last")
-                seq.trail = len(drafts[i]) + 1
+            for d in active:
+                seq = self._seqs[d.request.seq_id]
+                pos = len(d.request.tokens) + len(d.tokens) - seq.base
+                self._batch.add(d.request.seq_id, (d.last,), pos, output="last")
+                seq.trail = len(d.tokens) + 1
             try:
                 self._ctx.decode(self._batch)
             except LlamaError:
-                for i in active:
-                    self._cold(requests[i].seq_id)
+                for d in active:
+                    self._cold(d.request.seq_id)
                 break
             rows = self._ctx.logits(0, len(active))
-            best = rows.argmax(axis=1)
-            active = [
-                i
-                for row, i in enumerate(active)
-                if self._extend(requests[i], drafts[i], confidences[i], last, i, int(best[row]), rows[row])
-            ]
-        return [
-            Draft(tokens, self.name, conf) if len(tokens) >= max(1, r.n_min) else EMPTY_DRAFT
-            for r, tokens, conf in zip(requests, drafts, confidences, strict=True)
-        ]
-
-    def _extend(
-        self,
-        request: DraftRequest,
-        draft: list[int],
-        confidence: list[float],
-        last: list[int],
-        index: int,
-        token: int,
-        logits: np.ndarray,
-    ) -> bool:
-        """Take one more token; False where this draft ends."""
-        if request.p_min > 0.0:
-            p = 1.0 / float(np.exp(logits - logits[token]).sum())
-            if p < request.p_min:
-                return False
-            confidence.append(p)
-        draft.append(token)
-        last[index] = token
-        return len(draft) < min(request.n_max, self.n_max) and not self._model.is_eog(token)
+            best = rows.argmax(axis=1).tolist()
+            active = [d for i, d in enumerate(active) if d.take(best[i], rows[i])]
+        return [d.done(self.name) for d in drafts]
 
     def _caught_up(self, request: DraftRequest) -> bool:
         """Bring a lagging sequence nearer by at most one micro-batch; True where it stands at the target's tip."""

@@ -28,7 +28,7 @@ class Turn:
     predicted_n: int
     draft_n: int
     draft_n_accepted: int
-    draft_prompt_n: int  # prompt tokens that the drafter processed; 0 where the server does not say
+    draft_prompt_n: int  # tokens that the drafter read again; 0 where the server does not say
     prompt_ms: float
     predicted_ms: float
     first_token_ms: float

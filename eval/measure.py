@@ -39,8 +39,8 @@ class Summary:
 def counts(turn: Turn) -> tuple[int, ...]:
     """What a restore must not move.
 
-    With the drafter's prompt tokens: a server that feeds it the whole conversation again restored nothing,
-    however well it drafts then.
+    With the tokens that the drafter read again: a server that feeds it the whole conversation has restored
+    nothing, however well it drafts then.
     """
     return turn.prompt_n, turn.cache_n, turn.draft_n, turn.draft_n_accepted, turn.draft_prompt_n
 

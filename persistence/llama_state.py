@@ -2,8 +2,10 @@
 
 A state is one or two parts: an attention cache, a second one for sliding windows, or a recurrent memory. Each
 part says how many cells and layers it has and how large a row is, so its end can be computed. Layout as of
-llama.cpp's state_write functions (src/llama-kv-cache.cpp, src/llama-memory-recurrent.cpp). Caches without stored values (MLA) are left out: with them, a state cut off right
-after its keys would pass for one.
+llama.cpp's state_write functions (src/llama-kv-cache.cpp, src/llama-memory-recurrent.cpp).
+
+Caches without stored values (MLA) are left out: with them, a state cut off
+right after its keys would pass for one.
 """
 
 from __future__ import annotations

@@ -6,17 +6,14 @@ import secrets
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from persistence.errors import NotAFile, NotFound, SlotFileError, from_os
-from persistence.files import FileInfo, Files, SystemFiles
-from persistence.format import Kind, Section
-from persistence.layout import read_layout
+from persistence.catalog import Catalog, StoredFile
+from persistence.errors import NotAFile, NotFound, from_os
+from persistence.files import Files, SystemFiles
 from persistence.names import check_name
-from persistence.reader import SlotFile, open_source
-from persistence.snapshot import FileFacts
+from persistence.reader import SlotFile
 from persistence.writer import SlotWriter
 
 DEFAULT_OWNER = "default"
@@ -24,24 +21,6 @@ DEFAULT_OWNER = "default"
 OWNERS_DIRECTORY = ".owners"
 TEMPORARY_PREFIX = ".draftkeep-"
 TEMPORARY_SUFFIX = ".tmp"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredFile:
-    """One file of a listing, by its footer; where `error` says why it cannot be read the rest is empty."""
-
-    name: str
-    n_bytes: int
-    modified: float  # seconds since the epoch
-    facts: FileFacts | None = None
-    sections: tuple[Section, ...] = ()
-    n_checkpoints: int = 0
-    n_tokens: int = 0
-    error: SlotFileError | None = None
-
-    @property
-    def draft_bytes(self) -> int:
-        return sum(section.length for section in self.sections if section.kind == Kind.DRAFT)
 
 
 class SlotStore(Protocol):
@@ -73,7 +52,7 @@ class DirectoryStore:
         self._files = files or SystemFiles()
         self._locks: dict[Path, threading.Lock] = {}
         self._locks_guard = threading.Lock()
-        self._known: dict[Path, tuple[FileInfo, StoredFile]] = {}
+        self._catalog = Catalog(self._files)
         try:
             self._files.make_directory(root)
             self._probe()
@@ -105,34 +84,14 @@ class DirectoryStore:
     def list(self, owner: str) -> Sequence[StoredFile]:
         directory = self._directory(owner)
         try:
-            names = self._files.names(directory)
-        except FileNotFoundError as error:
+            return self._catalog.list(directory)
+        except NotFound:
             if owner != DEFAULT_OWNER and self._root_exists():
                 return []
-            raise from_os(error, directory.name) from error
-        except OSError as error:
-            raise from_os(error, directory.name) from error
-        found = []
-        for name in sorted(names):
-            with suppress(SlotFileError):
-                found.append(self.describe(owner, check_name(name)))
-        return found
+            raise
 
     def describe(self, owner: str, name: object) -> StoredFile:
-        path = self._path(owner, name)
-        try:
-            info = self._files.info(path)
-        except OSError as error:
-            self._known.pop(path, None)
-            raise from_os(error, path.name) from error
-        if not info.is_file:
-            raise NotAFile(f"{path.name}: not a regular file")
-        known = self._known.get(path)
-        if known is not None and known[0] == info:
-            return known[1]
-        described = self._describe(path, info)
-        self._known[path] = (info, described)
-        return described
+        return self._catalog.describe(self._path(owner, name))
 
     def remove(self, owner: str, name: object) -> int:
         path = self._path(owner, name)
@@ -144,25 +103,9 @@ class DirectoryStore:
             self._files.fsync_directory(path.parent)
         except OSError as error:
             raise from_os(error, path.name) from error
-        self._known.pop(path, None)
         return info.size
 
     # --- below: not for callers ---
-
-    def _describe(self, path: Path, info: FileInfo) -> StoredFile:
-        modified = info.mtime_ns / 1e9
-        try:
-            source = open_source(path, self._files)
-            try:
-                layout = read_layout(source)
-                facts = layout.footer.facts if layout.footer else None
-                n_tokens = facts.n_tokens if facts else len(SlotFile(source, layout).tokens)
-            finally:
-                self._files.close(source.fd)
-        except SlotFileError as error:
-            return StoredFile(path.name, info.size, modified, error=error)
-        n_checkpoints = len(layout.checkpoints)
-        return StoredFile(path.name, info.size, modified, facts, layout.sections, n_checkpoints, n_tokens)
 
     def _directory(self, owner: str) -> Path:
         if owner == DEFAULT_OWNER:

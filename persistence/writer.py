@@ -212,8 +212,10 @@ class SlotWriter:
 
     def _write(self, data: Blob) -> None:
         view = memoryview(data)
-        for at in range(0, len(view), CHUNK_BYTES):
-            chunk = view[at : at + CHUNK_BYTES]
+        while view:
+            # A chunk is hashed just before it is copied away, and ends where a page of the file ends.
+            chunk = view[: CHUNK_BYTES - self._at % CHUNK_BYTES]
+            view = view[len(chunk) :]
             self._hasher.update(chunk)
             while chunk:
                 n = self._files.write(self._fd, chunk)

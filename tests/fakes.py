@@ -35,7 +35,8 @@ BOS, EOS, N_VOCAB = 256, 257, 258
 SPECIAL = {"<s>": BOS, "</s>": EOS}
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}"
-    "{% if m.role not in ('system', 'user', 'assistant') %}{{ raise_exception('no role ' + m.role) }}{% endif %}"
+    "{% if m.role not in ('system', 'user', 'assistant') %}"
+    "{{ raise_exception('no role ' + m.role) }}{% endif %}"
     "[{{ m.role }}]{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 GOOD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}(?<!\.)")
@@ -61,8 +62,8 @@ def model_info(**changes: object) -> ModelInfo:
 
 @dataclass
 class FakeEngine:
-    """Answers every prompt with `answer`, `n_step` tokens a step. `n_active` and `n_closed` tell what became of
-    the generations that were not read to their end."""
+    """Answers every prompt with `answer`, `n_step` tokens a step. `n_active` and `n_closed` tell what became
+    of the generations that were not read to their end."""
 
     answer: str = "hello world"
     n_step: int = 3

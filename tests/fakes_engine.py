@@ -1,4 +1,4 @@
-"""Scripted drafters for engine tests: what they propose is a plan; what they hold must be what the target holds."""
+"""Scripted drafters for engine tests: they propose by a plan, and must hold what the target holds."""
 
 from __future__ import annotations
 
@@ -23,15 +23,18 @@ class ScriptedDrafter:
     OutOfStep comes where that is not the request's tokens: a part that was never settled, a rollback that
     forgot the drafter, a state applied to the wrong slot.
 
-    With `needs_checkpoints` it cannot truncate either: it takes partial states (its tokens) as a recurrent one does.
+    With `needs_checkpoints` it cannot truncate, but has partial states (its tokens), as a recurrent one.
     """
 
     name = "scripted"
     decode_ns = 0
+    n_ctx_seq = 0
+    model_identity: tuple[str, str] | None = None
 
     def __init__(self, plan: Plan, n_max: int, *, needs_checkpoints: bool = False) -> None:
         self.n_max = n_max
         self.needs_checkpoints = needs_checkpoints
+        self.cannot_rebuild = "the scripted drafter keeps no text" if needs_checkpoints else ""
         self.refuse_states = False  # apply then raises DraftStateError
         self._plan = plan
         self._held: dict[int, list[int]] = {}
@@ -114,16 +117,17 @@ class ScriptedDrafter:
         out[: len(data)] = data
         return DraftState(out[: len(data)], b"")
 
-    def apply(self, seq_id: int, state: DraftState, tokens: Ints, *, partial: bool) -> None:
+    def apply(self, seq_id: int, state: DraftState, tokens: Ints, *, partial: bool) -> str:
         if partial and not self.needs_checkpoints:
             self.truncate(seq_id, len(tokens))
-            return
+            return ""
         held = np.frombuffer(state.context, np.int32).tolist()
         if self.refuse_states or held != tokens.tolist():
             self._lose(seq_id)
             raise DraftStateError("not the tokens of this sequence")
         self._held[seq_id] = held
         self._cold.discard(seq_id)
+        return ""
 
     def prompt_tokens(self, seq_id: int) -> int:
         return 0

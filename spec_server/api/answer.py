@@ -7,8 +7,8 @@ from starlette.responses import Response
 
 from spec_server.api.base import ApiOptions
 from spec_server.api.disconnect import ClientGone, closing, unless_gone
-from spec_server.api.errors import json_response
 from spec_server.api.forms import Answer, AnswerForm
+from spec_server.api.jsonio import json_response
 from spec_server.api.schemas import GenerationBody
 from spec_server.api.sse import EventStream
 from spec_server.engine.base import Delta, Engine, Finished, GenerateRequest

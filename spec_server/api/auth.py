@@ -8,7 +8,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from spec_server.api.base import ApiOptions, EngineHolder
-from spec_server.api.errors import error_body, error_response, json_response
+from spec_server.api.errors import error_body, error_response
+from spec_server.api.jsonio import json_response
 from spec_server.engine.errors import Unavailable
 
 PUBLIC = frozenset({"/health", "/v1/health"})

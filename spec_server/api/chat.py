@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from spec_server.api.answer import respond
 from spec_server.api.base import ApiOptions
-from spec_server.api.errors import json_response
 from spec_server.api.forms import Answer, Event
+from spec_server.api.jsonio import json_response
 from spec_server.api.prompts import n_common, tokenize_rendered
 from spec_server.api.sampling import generate_request
 from spec_server.api.schemas import ChatBody, ChatMessage, parse
@@ -56,13 +56,12 @@ def render(body: ChatBody, template: ChatTemplate, options: ApiOptions) -> Rende
     kwargs = {**options.template_kwargs, **(body.chat_template_kwargs or {})}
     if body.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
-    prefill = ""
-    if options.prefill_assistant and body.add_generation_prompt and messages[-1]["role"] == "assistant":
-        prefill = _prefill(messages)
+    opens, prefill = body.add_generation_prompt, ""
+    wants_prefill = body.continue_final_message or (options.prefill_assistant and opens)
+    if wants_prefill and messages[-1]["role"] == "assistant":
+        prefill, opens = _prefill(messages), True
         messages = messages[:-1]
-    text = (
-        template.render(messages, add_generation_prompt=body.add_generation_prompt, kwargs=kwargs) + prefill
-    )
+    text = template.render(messages, add_generation_prompt=opens, kwargs=kwargs) + prefill
     return Rendered(text, _prefix(messages, text, template, kwargs))
 
 

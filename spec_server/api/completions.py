@@ -11,8 +11,8 @@ from starlette.responses import Response
 
 from spec_server.api.answer import respond
 from spec_server.api.base import ApiOptions
-from spec_server.api.errors import json_response
 from spec_server.api.forms import Answer, Event
+from spec_server.api.jsonio import json_response
 from spec_server.api.prompts import prompt_tokens, token_id
 from spec_server.api.sampling import generate_request
 from spec_server.api.schemas import CompletionBody, DetokenizeBody, TokenizeBody, parse

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
-import orjson
 from fastapi import FastAPI
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
@@ -16,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from spec_server.api.jsonio import json_response
 from spec_server.engine import errors
 
 log = logging.getLogger(__name__)
@@ -60,11 +60,6 @@ def body_of(error: Exception) -> dict[str, object]:
         return error_body(code, kind, str(error), error.details)
     log.error("unhandled error", exc_info=error)
     return error_body(*INTERNAL, "internal error")
-
-
-def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    content = orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
-    return Response(content, status, headers, media_type="application/json; charset=utf-8")
 
 
 def error_response(error: errors.EngineError, retry_after_s: int) -> Response:

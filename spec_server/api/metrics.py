@@ -53,17 +53,16 @@ class _Counters(Collector):
             self._values[f'{PER_POSITION}{{position="0"}}'] = 0.0
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        families: dict[str, tuple[list[str], CounterMetricFamily | GaugeMetricFamily]] = {}
         for key, value in self._values.items():
             match = _KEY.match(key)
-            if match is None:
-                continue
+            assert match is not None, key
             name, labels = match["name"], dict(_LABEL.findall(match["labels"] or ""))
-            family = families.get(name)
-            if family is None:
-                family = families[name] = _family(name, list(labels))
-            family.add_metric(list(labels.values()), value)
-        yield from families.values()
+            if name not in families:
+                families[name] = list(labels), _family(name, list(labels))
+            names, family = families[name]
+            family.add_metric([labels.get(label, "") for label in names], value)
+        yield from (family for _, family in families.values())
 
 
 def _family(name: str, labels: list[str]) -> CounterMetricFamily | GaugeMetricFamily:

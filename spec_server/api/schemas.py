@@ -99,6 +99,7 @@ class ChatMessage(RequestBody):
 class ChatBody(GenerationBody):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     chat_template_kwargs: dict[str, object] | None = None
     reasoning_effort: str | None = None
 
@@ -182,7 +183,6 @@ UNSUPPORTED: Mapping[str, Callable[[object], bool]] = {
     "n_indent": _is_zero,
     "t_max_predict_ms": _is_negative_or_zero,
     "response_fields": _is_off([]),
-    "continue_final_message": _is_zero,
     "use_beam_search": _is_zero,
 }
 

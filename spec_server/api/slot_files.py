@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from spec_server.api.errors import json_response
+from spec_server.api.jsonio import json_response
 from spec_server.engine.base import DEFAULT_OWNER, Engine, SlotFileEntry
 
 

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from spec_server.api.base import ApiOptions
-from spec_server.api.errors import json_response
+from spec_server.api.jsonio import json_response
 from spec_server.api.schemas import SlotFileBody, parse
 from spec_server.engine.base import DEFAULT_OWNER, DraftReport, Engine, RestoreResult, SaveResult
 from spec_server.engine.errors import InvalidRequest, NotSupported, SlotNotFound, Unavailable

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from spec_server.api.disconnect import ClientGone, closing, unless_gone
 from spec_server.api.errors import report_failure
 from spec_server.api.forms import AnswerForm
+from spec_server.api.jsonio import dumps
 from spec_server.engine.base import Delta, Engine, GenerateRequest, Started
 
 PING = b": ping\n\n"
@@ -21,7 +21,7 @@ HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 def frame(payload: object) -> bytes:
-    return b"data: " + orjson.dumps(payload) + b"\n\n"
+    return b"data: " + dumps(payload) + b"\n\n"
 
 
 class EventStream(Response):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from spec_server.api.base import ApiOptions, EngineHolder
-from spec_server.api.errors import json_response
+from spec_server.api.jsonio import json_response
 from spec_server.api.metrics import CONTENT_TYPE, exposition
 from spec_server.api.wire import sampling_json
 from spec_server.engine.base import Engine, ModelInfo

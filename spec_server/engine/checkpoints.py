@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from draft.base import Drafter, DraftState, DraftStateError
 from persistence.snapshot import Checkpoint, SequenceState
 from spec_server.engine.slot import Slot
-from spec_server.engine.spill import Spill
+from spec_server.engine.spill import Spill, is_in_memory
 from spec_server.engine.task import Task
 from spec_server.runtime.context import Context
 from spec_server.runtime.errors import StateError
@@ -22,11 +22,22 @@ _LEAST_STEP = 256
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
-    """n_max per slot; ram_bytes over all slots; min_step tokens between two that nothing asked for (0: automatic)."""
+    """n_max per slot, ram_bytes over all; min_step: tokens between two nobody asked for (0: automatic)."""
 
     n_max: int = 32
     min_step: int = 0
     ram_bytes: int = 1 << 30
+
+
+@dataclass(slots=True)
+class CheckpointCounts:
+    """Since the start. Evicted: thinned out, not those that a rewind or an erase made void."""
+
+    taken: int = 0
+    applied: int = 0
+    refused: int = 0
+    draft_refused: int = 0
+    evicted: int = 0
 
 
 class CheckpointKeeper:
@@ -41,6 +52,7 @@ class CheckpointKeeper:
         spill: Spill,
     ) -> None:
         self.enabled = target.needs_checkpoints and options.n_max > 0
+        self.counts = CheckpointCounts()
         self._target = target
         self._drafter = drafter
         self._slots = slots
@@ -53,8 +65,8 @@ class CheckpointKeeper:
         """Where the next prompt chunk has to end at the latest so that a wanted checkpoint can be taken."""
         if not self.enabled:
             return len(task.prompt)
-        wanted = (*task.request.boundaries, len(task.prompt) - _FROM_END)
-        return min((b for b in wanted if n_tokens < b < len(task.prompt)), default=len(task.prompt))
+        end = len(task.prompt)
+        return min((b for b in self._wanted(task) if n_tokens < b < end), default=end)
 
     def after_chunk(self, slot: Slot, task: Task) -> None:
         """The slot's prompt stands at len(slot.tokens): take a checkpoint where one is due."""
@@ -62,18 +74,20 @@ class CheckpointKeeper:
         if not self.enabled or n >= len(task.prompt):
             return
         newest = slot.checkpoints[-1].n_tokens if slot.checkpoints else 0
-        due = n in task.request.boundaries or n == len(task.prompt) - _FROM_END
-        if n > newest and (due or n - newest >= self._min_step(slot)):
+        if n > newest and (n in self._wanted(task) or n - newest >= self._min_step(slot)):
             self._take(slot)
 
+    def _wanted(self, task: Task) -> tuple[int, ...]:
+        return (*task.request.boundaries, len(task.prompt) - _FROM_END)
+
     def _min_step(self, slot: Slot) -> int:
-        """What the user asked for, else as close as the budget allows a full context, but not below 256."""
+        """What the user asked for, else as close as the limits allow in a full context, but not below 256."""
         if self._options.min_step > 0:
             return self._options.min_step
-        if not slot.checkpoints:
-            return _LEAST_STEP
-        size = max(1, slot.checkpoints[-1].state.n_bytes)
-        fitting = min(self._options.n_max, self._options.ram_bytes // (size * len(self._slots)))
+        fitting = self._options.n_max
+        if self._spill.in_memory and slot.checkpoints:
+            size = max(1, slot.checkpoints[-1].state.n_bytes)
+            fitting = min(fitting, self._options.ram_bytes // (size * len(self._slots)))
         return max(_LEAST_STEP, self._target.n_ctx_seq // max(1, fitting))
 
     def _take(self, slot: Slot) -> None:
@@ -82,49 +96,85 @@ class CheckpointKeeper:
         draft_size = self._drafter.state_size(slot.id, partial=True)
         if self._spill.in_memory and size + draft_size > self._options.ram_bytes:
             return
-        target = self._target.read_state(slot.id, memoryview(bytearray(size)), partial=True)
-        draft = self._drafter.capture(slot.id, memoryview(bytearray(draft_size)), partial=True)
+        try:
+            buffer = self._spill.buffer(size + draft_size)
+            target = self._target.read_state(slot.id, buffer[:size], partial=True)
+            draft = self._drafter.capture(slot.id, buffer[size:], partial=True)
+        except (StateError, MemoryError) as e:
+            log.warning("slot %d: no checkpoint at %d tokens: %s", slot.id, len(slot.tokens), e)
+            return
         pos_min, pos_max = self._target.pos_range(slot.id)
         state = self._spill.keep(SequenceState(target, draft.context, draft.spec))
         slot.checkpoints.append(Checkpoint(len(slot.tokens), pos_min, pos_max, state))
+        self.counts.taken += 1
         self.thin_out(slot)
 
-    def keep(self, state: SequenceState) -> SequenceState:
-        """Hold a state where this server holds checkpoints. Any thread."""
-        return self._spill.keep(state)
+    # -- from a file
+
+    def collect(self, stored: Iterable[Checkpoint]) -> list[Checkpoint]:
+        """Move a file's checkpoints to where this server holds them, one by one, within limits. Any thread."""
+        kept: list[Checkpoint] = []
+        if not self.enabled:
+            return kept
+        for checkpoint in stored:
+            if checkpoint.n_tokens <= (kept[-1].n_tokens if kept else 0):
+                continue
+            kept.append(replace(checkpoint, state=self._spill.keep(checkpoint.state)))
+            while len(kept) > self._options.n_max or self._are_too_large(kept):
+                kept.pop(closest(kept, range(len(kept) - 1)))
+        return kept
+
+    def _are_too_large(self, checkpoints: Sequence[Checkpoint]) -> bool:
+        return len(checkpoints) > 1 and bytes_in_memory(checkpoints) > self._options.ram_bytes
 
     def adopt(self, slot: Slot, checkpoints: Sequence[Checkpoint], *, with_draft: bool) -> None:
-        """Give a restored slot the checkpoints of its file; their draft parts only where its draft block fitted."""
-        if not self.enabled:
-            return
+        """Give a restored slot what `collect` gave; draft parts only where the file's draft block fitted."""
         for c in checkpoints:
-            state = c.state if with_draft else SequenceState(c.state.target)
-            slot.checkpoints.append(Checkpoint(c.n_tokens, c.pos_min, c.pos_max, state))
+            slot.checkpoints.append(c if with_draft else replace(c, state=SequenceState(c.state.target)))
         self.thin_out(slot)
+
+    def limit(self) -> str:
+        """Why a file's checkpoints may be left out."""
+        if not self._target.needs_checkpoints:
+            return "this model's memory needs none"
+        return f"at most {self._options.n_max} a slot, {self._options.ram_bytes >> 20} MiB in memory over all"
+
+    # -- thinning out
 
     def thin_out(self, slot: Slot) -> None:
         """Bring the slot to n_max checkpoints and all slots to the budget; the slot's newest always stays."""
         while len(slot.checkpoints) > self._options.n_max:
-            drop_closest(slot.checkpoints)
-        if not self._spill.in_memory:
-            return
-        while self._bytes() > self._options.ram_bytes:
-            others = [s for s in self._slots if s is not slot and s.checkpoints and s.task is None]
-            if others:
-                victim = min(others, key=lambda s: s.last_used)
-                drop_closest(victim.checkpoints, keep_newest=False)
-            elif len(slot.checkpoints) > 1:
-                drop_closest(slot.checkpoints)
-            else:
-                break
+            self._evict(slot, range(len(slot.checkpoints) - 1))
+        while sum(bytes_in_memory(s.checkpoints) for s in self._slots) > self._options.ram_bytes:
+            victim = self._victim(slot)
+            if victim is None:
+                return
+            self._evict(*victim)
 
-    def _bytes(self) -> int:
-        return sum(c.state.n_bytes for s in self._slots for c in s.checkpoints)
+    def _victim(self, slot: Slot) -> tuple[Slot, Sequence[int]] | None:
+        """Whose checkpoint goes, and which of its are in question.
+
+        Idle slots before busy ones, longest unused first, `slot` last; a slot's newest outlives all others.
+        """
+        others = [s for s in self._slots if s is not slot]
+        others.sort(key=lambda s: (s.task is not None, s.last_used))
+        for of_newest in (False, True):
+            for s in (*others, slot):
+                last = len(s.checkpoints) - 1
+                in_memory = [i for i, c in enumerate(s.checkpoints) if is_in_memory(c.state)]
+                candidates = [i for i in in_memory if (i == last) == of_newest]
+                if candidates and not (of_newest and s is slot):
+                    return s, candidates
+        return None
+
+    def _evict(self, slot: Slot, candidates: Sequence[int]) -> None:
+        slot.checkpoints.pop(closest(slot.checkpoints, candidates))
+        self.counts.evicted += 1
 
     # -- applying
 
     def apply_newest(self, slot: Slot, n_tokens: int) -> int:
-        """Load the newest checkpoint at or before n_tokens into target and drafter; its length, 0 where none loads.
+        """Load the newest checkpoint at or before n_tokens into target and drafter; its length, or 0.
 
         One that fails to load is dropped and leaves the slot's sequence empty: then 0 as well.
         """
@@ -137,26 +187,34 @@ class CheckpointKeeper:
                 slot.id, memoryview(checkpoint.state.target), checkpoint.n_tokens, partial=True
             )
         except StateError as e:
-            log.warning("slot %d: a checkpoint at %d tokens does not load: %s", slot.id, checkpoint.n_tokens, e)
+            log.warning("slot %d: the checkpoint at %d does not load: %s", slot.id, checkpoint.n_tokens, e)
             slot.checkpoints.remove(checkpoint)
+            self.counts.refused += 1
             return 0
         slot.tokens.truncate(checkpoint.n_tokens)
+        self.counts.applied += 1
         state = DraftState(checkpoint.state.draft, checkpoint.state.spec)
         try:
-            self._drafter.apply(slot.id, state, slot.tokens.view(), partial=True)
+            left_out = self._drafter.apply(slot.id, state, slot.tokens.view(), partial=True)
         except DraftStateError as e:
-            log.warning("slot %d: the draft part of a checkpoint does not load: %s", slot.id, e)
+            left_out = str(e)
+        if left_out:
+            self.counts.draft_refused += 1
+            log.warning("slot %d: draft of the checkpoint at %d: %s", slot.id, checkpoint.n_tokens, left_out)
         return checkpoint.n_tokens
 
 
-def drop_closest(checkpoints: list[Checkpoint], *, keep_newest: bool = True) -> None:
-    """Remove the one whose neighbours are nearest to each other, so that the rest stay spread over the prompt."""
-    last = len(checkpoints) - 1
-    candidates = range(last) if keep_newest and last > 0 else range(last + 1)
+def bytes_in_memory(checkpoints: Iterable[Checkpoint]) -> int:
+    return sum(c.state.n_bytes for c in checkpoints if is_in_memory(c.state))
+
+
+def closest(checkpoints: Sequence[Checkpoint], candidates: Sequence[int]) -> int:
+    """The candidate whose neighbours are nearest to each other: without it the rest stay spread out."""
+    ends = [0, *(c.n_tokens for c in checkpoints)]
 
     def gap(i: int) -> int:
-        before = checkpoints[i - 1].n_tokens if i else 0
-        after = checkpoints[i + 1].n_tokens if i < last else checkpoints[i].n_tokens + before
-        return after - before
+        # ends[i] is the one before; the newest has none behind it, so its own distance counts twice
+        after = ends[i + 2] if i + 2 < len(ends) else 2 * ends[i + 1] - ends[i]
+        return after - ends[i]
 
-    checkpoints.pop(min(candidates, key=gap))
+    return min(candidates, key=gap)

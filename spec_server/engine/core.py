@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from draft.base import Drafter
+from draft.base import EMPTY_DRAFT, Drafter
 from persistence.snapshot import Checkpoint
 from spec_server.engine.admit import WaitingLine
 from spec_server.engine.base import Delta, Started
@@ -87,6 +87,7 @@ class EngineCore:
         self._batch.clear()
         drafts = self.speculation.propose(decoding)
         rounds = self.speculation.add(self._batch, decoding, drafts)
+        self.rollback.before_drafts(r.slot for r in rounds if r.part.n_draft)
         chunks = add_chunks(self._batch, self.slots, self.target.n_ubatch, self.checkpoints.border)
         if not self._batch.n_tokens:
             return False
@@ -120,6 +121,7 @@ class EngineCore:
             for slot in [r.slot for r in rounds] + [s for s, _ in chunks]:
                 self.finisher.fail(slot, GenerationFailed(f"the model failed to decode: {e}"))
             return False
+        self._batch.parts[: len(rounds)] = [r.part for r in rounds]  # less what only the target lacked
         self.drafter.process(self._batch)
         return True
 
@@ -133,9 +135,10 @@ class EngineCore:
         for round_, tokens, delivered in outcomes:
             slot, task, n_kept = round_.slot, round_.task, delivered.n_kept
             slot.tokens.extend([task.last_token, *tokens[:n_kept]])
-            if round_.part.n_draft > n_kept:
-                self.target.truncate(slot.id, len(slot.tokens))
             task.n_decodes += 1
+            if not self.rollback.to_tip(slot):
+                self.finisher.fail(slot, GenerationFailed("a rejected draft cannot be taken back"))
+                continue
             if round_.part.n_draft:
                 task.count_draft(round_.draft.drafter, round_.part.n_draft, n_kept)
             if task.request.trace:
@@ -155,7 +158,7 @@ class EngineCore:
                 self.finisher.end(slot, task, "limit", [])
                 continue
             rows = self.target.logits(part.out_start, 1)
-            tokens = self.speculation.pick(slot, task, rows, [], -1)
+            tokens = self.speculation.pick(slot, task, rows, EMPTY_DRAFT, -1)
             task.first_token = time.perf_counter()
             slot.state = SlotState.DECODE
             self._advance(slot, task, tokens[0], self.finisher.deliver(slot, task, tokens).stop_type, tokens)
@@ -187,6 +190,7 @@ class EngineCore:
     def _trace(self, round_: Round, n_accepted: int) -> dict[str, object]:
         slot = round_.slot
         return {
+            "step": self.stats.n_steps,  # equal where two slots shared a decode: what a replay needs
             "draft": list(round_.draft.tokens),
             "accepted": n_accepted,
             "target_pos": self.target.n_tokens(slot.id) - 1,
@@ -197,7 +201,8 @@ class EngineCore:
         """AssertionError where a slot, its target sequence and its drafter do not stand at the same place."""
         for slot in self.slots:
             n = len(slot.tokens)
-            assert self.target.n_tokens(slot.id) == n, f"slot {slot.id}: {n} tokens, target {self.target.n_tokens(slot.id)}"
+            behind = n - self.target.n_tokens(slot.id)
+            assert behind == 0 or (behind > 0 and slot.state is SlotState.DECODE), f"slot {slot.id}: {behind}"
             assert self.drafter.n_tokens(slot.id) <= n, f"slot {slot.id}: the drafter is ahead of the target"
             _check_checkpoints(slot.checkpoints, n)
 

@@ -71,6 +71,7 @@ class Finisher:
 
     def release(self, slot: Slot) -> None:
         """Off the slot; what was decoded so far stays for the next request."""
+        self._core.rollback.catch_up(slot)
         self._clock += 1
         slot.last_used = self._clock
         slot.task, slot.state = None, SlotState.IDLE

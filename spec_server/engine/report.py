@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from spec_server.engine.checkpoints import bytes_in_memory
 from spec_server.engine.core import EngineCore
 from spec_server.engine.slot import Slot, SlotState
+from spec_server.engine.spill import is_in_memory
 
 
 def slot_facts(core: EngineCore, slot: Slot) -> Mapping[str, object]:
@@ -18,10 +20,7 @@ def slot_facts(core: EngineCore, slot: Slot) -> Mapping[str, object]:
         "is_processing": slot.state is not SlotState.IDLE,
         "state": slot.state.value,
         "n_tokens": len(slot.tokens),
-        "checkpoints": [
-            {"n_tokens": c.n_tokens, "pos_min": c.pos_min, "pos_max": c.pos_max, "n_bytes": c.state.n_bytes}
-            for c in list(slot.checkpoints)
-        ],
+        **checkpoint_facts(slot),
     }
     if task is not None:
         facts["next_token"] = {
@@ -30,6 +29,42 @@ def slot_facts(core: EngineCore, slot: Slot) -> Mapping[str, object]:
         }
         facts["draft_n"], facts["draft_n_accepted"] = task.n_drafted, task.n_accepted
     return facts
+
+
+def checkpoint_facts(slot: Slot) -> Mapping[str, object]:
+    checkpoints = list(slot.checkpoints)
+    in_memory = bytes_in_memory(checkpoints)
+    return {
+        "checkpoints": [
+            {
+                "n_tokens": c.n_tokens,
+                "pos_min": c.pos_min,
+                "pos_max": c.pos_max,
+                "n_bytes": c.state.n_bytes,
+                "in": "memory" if is_in_memory(c.state) else "file",
+            }
+            for c in checkpoints
+        ],
+        "checkpoint_bytes_memory": in_memory,
+        "checkpoint_bytes_files": sum(c.state.n_bytes for c in checkpoints) - in_memory,
+    }
+
+
+def checkpoint_counters(core: EngineCore) -> Mapping[str, float]:
+    """Sums over all slots, and what became of checkpoints so far."""
+    checkpoints = [c for slot in core.slots for c in list(slot.checkpoints)]
+    in_memory = bytes_in_memory(checkpoints)
+    counts = core.checkpoints.counts
+    return {
+        "checkpoints": len(checkpoints),
+        "checkpoint_bytes_memory": in_memory,
+        "checkpoint_bytes_files": sum(c.state.n_bytes for c in checkpoints) - in_memory,
+        "checkpoints_taken_total": counts.taken,
+        "checkpoints_applied_total": counts.applied,
+        "checkpoints_refused_total": counts.refused,
+        "checkpoint_drafts_refused_total": counts.draft_refused,
+        "checkpoints_evicted_total": counts.evicted,
+    }
 
 
 def counters(core: EngineCore) -> Mapping[str, float]:
@@ -52,6 +87,7 @@ def counters(core: EngineCore) -> Mapping[str, float]:
         "spec_decode_num_draft_tokens_total": stats.n_drafted,
         "spec_decode_num_accepted_tokens_total": stats.n_accepted,
         "draft_prompt_tokens_total": stats.n_draft_prompt,
+        **checkpoint_counters(core),
         "step_overhead_us_per_slot": plain,
         "step_overhead_us_per_slot_less_drafting": net,
     }

@@ -1,33 +1,54 @@
-"""Which token the target picks, row by row; knows neither slots nor drafts.
+"""How one request picks its tokens and has its drafts drawn; knows neither slots nor drafters.
 
-Random numbers are keyed by (seed, position), never by call order, so that neither a draft's length nor a restore
-nor other slots' traffic moves them.
+Random numbers are keyed by (seed, position, purpose), never by call order, so that neither a restore nor
+other slots' traffic moves them. A request that names a seed gets a text that does not depend on drafts
+either: target and draft look at the same noise (`verify.race`). One that names none gets accept-and-resample,
+which accepts more, by a seed of the engine's own.
 """
 
 from __future__ import annotations
 
 import secrets
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from draft.base import GREEDY_DRAFTING, Distribution, Draft, DraftSampling
+from spec_server.engine import verify
 from spec_server.engine.base import SamplingParams
-from spec_server.runtime.sampler import SamplerChain, keyed_uniform
+from spec_server.runtime.context import Floats
+from spec_server.runtime.sampler import MAX_HISTORY, Ints, SamplerChain
 
-Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int32]
+Rule = Literal["exact-match", "token", "block"]
+DEFAULT_RULE: Rule = "block"
+
+Accept = Callable[[verify.Target, Sequence[int], Sequence[Distribution], Callable[[int], float]], list[int]]
+_ACCEPT: dict[Rule, Accept] = {"token": verify.accept_tokens, "block": verify.accept_block}
 
 
 class TokenSampler(Protocol):
-    seed: int
-    n_history: int  # how many of the last tokens it wants to see
+    """One request's way to its tokens.
 
-    def pick(self, logits: Floats, draft: list[int], position: int, history: Ints) -> list[int]:
+    `position` is that of the first token to be picked; `history` [<= n_history] are the tokens right before
+    it.
+    """
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def n_history(self) -> int:
+        """How many of the last tokens it wants to see."""
+
+    def drafting(self, position: int, history: Ints) -> DraftSampling:
+        """How a draft that begins at `position` is to be drawn."""
+
+    def pick(self, logits: Floats, draft: Draft, position: int, history: Ints) -> list[int]:
         """The tokens of one round: the drafted ones that stand, then one recovered or bonus token.
 
-        `logits` is [len(draft) + 1, n_vocab]; row i follows draft[:i] and is for `position` + i. `history` [<=
-        n_history] are the tokens right before `position`.
+        `logits` is [len(draft.tokens) + 1, n_vocab]; row i follows draft.tokens[:i], for `position` + i.
         """
 
 
@@ -37,42 +58,112 @@ class GreedySampler:
     seed = 0
     n_history = 0
 
-    def pick(self, logits: Floats, draft: list[int], position: int, history: Ints) -> list[int]:
+    def drafting(self, position: int, history: Ints) -> DraftSampling:
+        return GREEDY_DRAFTING
+
+    def pick(self, logits: Floats, draft: Draft, position: int, history: Ints) -> list[int]:
         best: list[int] = logits.argmax(axis=1).tolist()
-        for i, token in enumerate(draft):
+        for i, token in enumerate(draft.tokens):
             if best[i] != token:
                 return best[: i + 1]
         return best
 
 
-class ExactMatchSampler:
-    """The target samples each position from its own chain; a drafted token stands where it is the sampled one."""
+@dataclass(frozen=True, slots=True)
+class MatchSampler:
+    """The target picks each token by noise of its own; a drafted one stands where it is the pick.
 
-    def __init__(self, chain: SamplerChain, seed: int, n_history: int) -> None:
-        self._chain = chain
-        self.seed = seed
-        self.n_history = n_history
+    `is_coupled`: drafts are drawn by the same noise. Otherwise they are greedy, as llama-server's are.
+    """
 
-    def pick(self, logits: Floats, draft: list[int], position: int, history: Ints) -> list[int]:
-        tokens: list[int] = []
-        for i in range(len(draft) + 1):
-            past = np.concatenate([history, np.asarray(draft[:i], dtype=np.int32)]) if i else history
-            ids, probs = self._chain.apply(logits[i], past)
-            at = int(np.searchsorted(np.cumsum(probs), keyed_uniform(self.seed, position + i), side="right"))
-            tokens.append(int(ids[min(at, len(ids) - 1)]))
-            if i < len(draft) and tokens[-1] != draft[i]:
-                break
-        return tokens
+    chain: SamplerChain
+    seed: int
+    n_history: int
+    is_coupled: bool
+
+    def drafting(self, position: int, history: Ints) -> DraftSampling:
+        return _CoupledDrafting(self, position, history) if self.is_coupled else GREEDY_DRAFTING
+
+    def pick(self, logits: Floats, draft: Draft, position: int, history: Ints) -> list[int]:
+        target = _rows(self, logits, draft.tokens, history)
+        return verify.match(target, draft.tokens, lambda i, p: verify.race(p, self.seed, position + i))
 
 
-def make_sampler(params: SamplingParams, n_vocab: int) -> TokenSampler:
+@dataclass(frozen=True, slots=True)
+class _CoupledDrafting:
+    sampler: MatchSampler
+    position: int
+    history: Ints
+    is_greedy: bool = False
+
+    def draw(self, logits: Floats, drafted: Sequence[int]) -> tuple[int, Distribution | None]:
+        q = self.sampler.chain.apply(logits, _past(self.sampler, self.history, drafted))
+        return verify.race(q, self.sampler.seed, self.position + len(drafted)), None
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptSampler:
+    """Speculative sampling: drafted tokens stand with a probability, and what is missing is drawn."""
+
+    chain: SamplerChain
+    seed: int
+    n_history: int
+    accept: Accept
+
+    def drafting(self, position: int, history: Ints) -> DraftSampling:
+        return _KeyedDrafting(self, position, history)
+
+    def pick(self, logits: Floats, draft: Draft, position: int, history: Ints) -> list[int]:
+        target = _rows(self, logits, draft.tokens, history)
+        # A drafter without a distribution could not have proposed anything else.
+        proposals = draft.probs or [verify.point(token) for token in draft.tokens]
+        return self.accept(
+            target, draft.tokens, proposals, lambda i: verify.accept_number(self.seed, position, i)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _KeyedDrafting:
+    sampler: AcceptSampler
+    position: int
+    history: Ints
+    is_greedy: bool = False
+
+    def draw(self, logits: Floats, drafted: Sequence[int]) -> tuple[int, Distribution | None]:
+        q = self.sampler.chain.apply(logits, _past(self.sampler, self.history, drafted))
+        number = verify.draft_number(self.sampler.seed, self.position, len(drafted))
+        return verify.draw(q, number), q
+
+
+def _rows(
+    sampler: MatchSampler | AcceptSampler, logits: Floats, drafted: Sequence[int], history: Ints
+) -> verify.Target:
+    """The target's distributions, each computed once and not before it is asked for."""
+    known: dict[int, Distribution] = {}
+
+    def row(i: int) -> Distribution:
+        if i not in known:
+            known[i] = sampler.chain.apply(logits[i], _past(sampler, history, drafted[:i]))
+        return known[i]
+
+    return row
+
+
+def _past(sampler: MatchSampler | AcceptSampler, history: Ints, drafted: Sequence[int]) -> Ints:
+    """Only penalties look back; without them there is nothing to copy."""
+    if not drafted or not sampler.n_history:
+        return history
+    return np.concatenate([history, np.asarray(drafted, dtype=np.int32)])
+
+
+def make_sampler(params: SamplingParams, n_vocab: int, rule: Rule = DEFAULT_RULE) -> TokenSampler:
     """Greedy where nothing but the argmax can come out, else the whole chain."""
     has_penalties = (
         params.repeat_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
     )
-    if params.temperature <= 0.0 and not params.logit_bias and not has_penalties:
+    is_greedy = params.temperature <= 0.0 or params.top_k == 1
+    if is_greedy and not params.logit_bias and not has_penalties:
         return GreedySampler()
-    seed = secrets.randbits(32) if params.seed is None else params.seed
     chain = SamplerChain(
         n_vocab,
         temperature=params.temperature,
@@ -86,4 +177,10 @@ def make_sampler(params: SamplingParams, n_vocab: int) -> TokenSampler:
         frequency_penalty=params.frequency_penalty,
         logit_bias=params.logit_bias,
     )
-    return ExactMatchSampler(chain, seed, max(0, params.repeat_last_n) if has_penalties else 0)
+    n_history = 0
+    if has_penalties:
+        n_history = params.repeat_last_n if params.repeat_last_n >= 0 else MAX_HISTORY
+    seed = secrets.randbits(32) if params.seed is None else params.seed
+    if rule == "exact-match" or params.seed is not None:
+        return MatchSampler(chain, seed, n_history, is_coupled=rule != "exact-match")
+    return AcceptSampler(chain, seed, n_history, _ACCEPT[rule])

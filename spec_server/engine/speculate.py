@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from draft.base import EMPTY_DRAFT, Accepted, Draft, Drafter, DraftRequest
-from spec_server.engine.slot import Slot
+from spec_server.engine.slot import Ints, Slot
 from spec_server.engine.task import Task
 from spec_server.runtime.batch import Batch, Part
 from spec_server.runtime.context import Context, Floats
@@ -26,7 +26,7 @@ class DraftDefaults:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One slot's part of a decode: its last token and the draft behind it."""
+    """One slot's part of a decode: its last token and the draft behind it, less what the target lacked."""
 
     slot: Slot
     task: Task
@@ -72,31 +72,30 @@ class Speculation:
         return drafts
 
     def add(self, batch: Batch, slots: Sequence[Slot], drafts: Sequence[Draft]) -> list[Round]:
-        """Append every slot's last token and draft to the batch."""
+        """Append each slot's last token and draft to the batch, after what the target lacks (rollback.py)."""
         rounds = []
         for slot, draft in zip(slots, drafts, strict=True):
             task = slot.task
             assert task is not None
+            tokens = [task.last_token, *draft.tokens]
+            behind = self._lacking(slot)
             n_draft = len(draft.tokens)
             part = batch.add(
-                slot.id, [task.last_token, *draft.tokens], len(slot.tokens), output="all", n_draft=n_draft
+                slot.id, [*behind, *tokens], len(slot.tokens) - len(behind), output="all", n_draft=n_draft
             )
-            rounds.append(Round(slot, task, draft, part))
+            rounds.append(Round(slot, task, draft, without_first(part, len(behind))))
         return rounds
 
     def verify(self, round_: Round) -> list[int]:
         """The round's tokens: accepted ones, then one recovered or bonus token; nothing is rewound yet."""
         part, task = round_.part, round_.task
         rows = self._target.logits(part.out_start, part.n_out)
-        return self.pick(round_.slot, task, rows, round_.draft.tokens, task.last_token)
+        return self.pick(round_.slot, task, rows, round_.draft, task.last_token)
 
-    def pick(self, slot: Slot, task: Task, rows: Floats, draft: list[int], last_token: int) -> list[int]:
+    def pick(self, slot: Slot, task: Task, rows: Floats, draft: Draft, last_token: int) -> list[int]:
         """Tokens for the positions behind `last_token` (behind the prompt where it is negative)."""
         position = len(slot.tokens) + (last_token >= 0)
-        history = slot.tokens.view()[max(0, len(slot.tokens) - task.sampler.n_history) :]
-        if last_token >= 0 and task.sampler.n_history:
-            history = np.append(history, np.int32(last_token))
-        return task.sampler.pick(rows, draft, position, history)
+        return task.sampler.pick(rows, draft, position, _history(slot, task.sampler.n_history, last_token))
 
     def accept(self, outcomes: Sequence[tuple[Round, int]]) -> None:
         """Tell the drafter what stays of every part that had a draft."""
@@ -104,12 +103,17 @@ class Speculation:
         if settled:
             self._drafter.accept(settled)
 
+    def _lacking(self, slot: Slot) -> Ints:
+        return slot.tokens.view()[self._target.n_tokens(slot.id) :]
+
     def _request(self, slot: Slot) -> DraftRequest | None:
         task = slot.task
         assert task is not None
         n_tokens = len(slot.tokens)
         wanted = task.request.speculative
         n_max = self._defaults.n_max if wanted.n_max is None else wanted.n_max
+        # What the target lacks takes the draft's place, so that a batch never grows past a token and a draft.
+        n_max -= len(self._lacking(slot))
         # The round's own token needs no cell and counts as one, so a draft may fill all but that.
         n_max = min(n_max, task.remaining(self._target.n_ctx_seq, n_tokens) - 1, self._drafter.n_max)
         if n_max <= 0 or wanted.type == "none":
@@ -121,4 +125,27 @@ class Speculation:
             n_max,
             self._defaults.n_min if wanted.n_min is None else wanted.n_min,
             self._defaults.p_min if wanted.p_min is None else wanted.p_min,
+            task.sampler.drafting(n_tokens + 1, _history(slot, task.sampler.n_history, task.last_token)),
         )
+
+
+def _history(slot: Slot, n: int, last_token: int) -> Ints:
+    """The last n tokens before the next one; `last_token` is not in the slot yet, or negative."""
+    tokens = slot.tokens.view()
+    if not n or last_token < 0:
+        return tokens[max(0, len(tokens) - n) :]
+    return np.append(tokens[max(0, len(tokens) + 1 - n) :], np.int32(last_token))
+
+
+def without_first(part: Part, n: int) -> Part:
+    """A part with an output row per token, less its first n tokens."""
+    if n == 0:
+        return part
+    return replace(
+        part,
+        start=part.start + n,
+        n_tokens=part.n_tokens - n,
+        pos0=part.pos0 + n,
+        out_start=part.out_start + n,
+        n_out=part.n_out - n,
+    )

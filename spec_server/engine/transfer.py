@@ -166,11 +166,17 @@ class Transfer:
             draft=draft,
             checksum=file.checksum,
             n_reusable=n,
-            notes=(
-                *file.notes,
-                *(f"checkpoint {d.index}: {d.reason}" for d in file.dropped if d.section == "checkpoints"),
-            ),
+            notes=(*file.notes, *self._checkpoint_notes(file, len(slot.checkpoints))),
         )
+
+    def _checkpoint_notes(self, file: SlotFile, n_kept: int) -> list[str]:
+        """Why some of the file's checkpoints are not in the slot: damage, then this server's limits."""
+        damaged = [d for d in file.dropped if d.section == "checkpoints"]
+        notes = [f"checkpoint {d.index}: {d.reason}" for d in damaged]
+        n_left_out = file.n_checkpoints - sum(d.index < file.n_checkpoints for d in damaged) - n_kept
+        if n_left_out:
+            notes.append(f"{n_left_out} checkpoints left out: {self._core.checkpoints.limit()}")
+        return notes
 
     def _load(self, file: SlotFile) -> Loaded:
         """Check the fit by what is known already, then read and verify the sections. On the writer thread."""
@@ -182,12 +188,7 @@ class Transfer:
         if len(target):
             head = self._core.target.state_head()
             target[: len(head)] = head
-        checkpoints = []
-        for checkpoint in file.checkpoints():
-            state = self._core.checkpoints.keep(checkpoint.state)
-            checkpoints.append(
-                Checkpoint(checkpoint.n_tokens, checkpoint.pos_min, checkpoint.pos_max, state)
-            )
+        checkpoints = self._core.checkpoints.collect(file.checkpoints())
         draft = file.draft()
         damaged = next((d.reason for d in file.dropped if d.section == "draft"), "")
         reason = damaged or ("" if draft else "the file holds no draft block")

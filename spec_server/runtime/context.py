@@ -50,6 +50,9 @@ class Context(Protocol):
     def rewind_floor(self, seq_id: int) -> int:
         """The shortest non-empty prefix that truncate can reach soundly; n_tokens where it can reach none."""
 
+    def prefix_floor(self, seq_id: int) -> int:
+        """The rewind floor that a copy of the sequence by its state has too; never below rewind_floor."""
+
     def truncate(self, seq_id: int, n_tokens: int) -> None:
         """Keep the first n_tokens. 0 and the present length always work; RewindError below the floor."""
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from spec_server.runtime import _recurrent_calls, _state_form, logs
+from spec_server.runtime import _calls, _state_form, logs
 from spec_server.runtime._native import address_of, ext, function, lib
 from spec_server.runtime.batch import Batch, Output, Part
 from spec_server.runtime.errors import (
@@ -198,6 +198,7 @@ class LlamaContext:
         self._is_recurrent = not all(self._form.full)
         self._snapshots = self._is_recurrent and self.n_rs_seq > 0
         windows = len(self._form.full) == 2 and 0 < self._n_swa < self.n_ctx_seq
+        self._fragile = self._snapshots or (windows and kv_unified and self.n_seq_max > 1)
         self.needs_checkpoints = self._is_recurrent or windows
         self.can_rewind_draft = not self._is_recurrent or self._snapshots
 
@@ -218,8 +219,9 @@ class LlamaContext:
             raise BatchError(f"a token id outside 0..{self.n_vocab - 1}")
         ends = self._ends(batch.parts)
         self._n_outputs = self._n_rows = self._logits_at = self._hidden_at = 0
-        if self._snapshots and not _recurrent_calls.is_safe(batch.parts, self.n_ubatch, self._unified):
-            self._decode_in_calls(batch)
+        calls = self._plan(batch.parts) if self._fragile else None
+        if calls is not None:
+            self._decode_in_calls(batch, calls)
         else:
             code = self._call(batch)
             if code != 0:
@@ -235,6 +237,11 @@ class LlamaContext:
         for seq_id, end in ends.items():
             counts[seq_id] = end
 
+    def _plan(self, parts: list[Part]) -> _calls.Calls | None:
+        if self._snapshots:
+            return _calls.for_snapshots(parts, self.n_ubatch, self._unified)
+        return _calls.for_window(parts, self.n_ubatch)
+
     def _call(self, batch: Batch) -> int:
         """One timed llama_decode; its return code."""
         c = batch._c
@@ -246,14 +253,14 @@ class LlamaContext:
         self.n_decodes += 1
         return code
 
-    def _decode_in_calls(self, batch: Batch) -> None:
-        """Several calls for one batch (see _recurrent_calls), their rows gathered in batch order."""
+    def _decode_in_calls(self, batch: Batch, calls: _calls.Calls) -> None:
+        """Several calls for one batch (see _calls), their rows gathered in batch order."""
         self._back = [0] * self.n_seq_max
         logits = np.empty((batch.n_outputs, self.n_vocab), np.float32)
         hidden = np.empty((batch.n_tokens, self.n_embd if self._has_hidden else 0), np.float32)
         call_batch = self._call_batch = self._call_batch or Batch(self.n_batch)
         appended = False
-        for parts in _recurrent_calls.split(batch.parts, self.n_ubatch, self._unified):
+        for parts in calls:
             call_batch.clear()
             for part in parts:
                 tokens = batch.tokens[part.start : part.start + part.n_tokens]
@@ -348,6 +355,13 @@ class LlamaContext:
             if first > 0:
                 floor = max(floor, first + self._n_swa - 1)
         return max(1, min(floor, n))
+
+    def prefix_floor(self, seq_id: int) -> int:
+        n = self._counts[seq_id]
+        # A state holds no snapshots, and of a window only what its tip sees (llama_kv_cache::state_write).
+        if self._is_recurrent or 0 < self._n_swa < n:
+            return n
+        return self.rewind_floor(seq_id)
 
     def truncate(self, seq_id: int, n_tokens: int) -> None:
         self._check_seq(seq_id)

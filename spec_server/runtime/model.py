@@ -183,6 +183,13 @@ class Model:
         return frozenset(t for t in range(self.n_vocab) if lib.llama_vocab_is_eog(self._vocab, t))
 
     @cached_property
+    def suppressed(self) -> tuple[int, ...]:
+        """Tokens that the model file says must never come out; llama-server biases them with -inf."""
+        n = ctypes.c_int32(0)
+        tokens = lib.llama_vocab_get_suppress_tokens(self._vocab, ctypes.byref(n))
+        return tuple(tokens[i] for i in range(n.value))
+
+    @cached_property
     def bos_text(self) -> str:
         return self._special_text(self.bos)
 

@@ -1,11 +1,8 @@
-"""Drives an EngineCore or an EngineWorker in this process, on real models; builds, runs and reads, asserts nothing.
+"""Drives an EngineCore or an EngineWorker in this process, on real models; asserts nothing itself.
 
-    core = make_core(Setup(HYBRID, n_rs_seq=4, n_max=3, drafter=scripted(always_wrong(known))))
-    [turn] = run(core, request(prompt, n=32))
-    turn.tokens, turn.text, turn.timings.cache_n
-
-    async with serve(Setup(WINDOW), tmp_path) as server:   # an EngineWorker with a slot store in tmp_path
-        await server.ask(request(prompt)); await server.save(0, "a.bin")
+Cores: `run(core, request(prompt, n=32))` inside `with core_of(Setup(HYBRID, n_rs_seq=4)) as core`.
+Engines with a slot store: `async with serve(Setup(WINDOW), tmp_path) as server`, then `server.ask(...)`.
+Both end with Turns: `.tokens`, `.text`, `.timings`, `.counts`.
 """
 
 from __future__ import annotations
@@ -81,7 +78,7 @@ class Setup:
     swa_full: bool = False
     drafter: DrafterFactory = no_drafter
     n_max: int = 0
-    checkpoints: CheckpointOptions = CheckpointOptions()
+    checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
     spill: Path | None = None  # --ctx-checkpoints-dir
     load_mtp: bool = False
     expose_hidden: bool = False

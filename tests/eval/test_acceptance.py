@@ -130,7 +130,7 @@ def test_a_flag_that_the_caller_names_replaces_ours():
     assert argv[-4:] == ["--spec-type", "none", "-t", "2"]
 
 
-def test_only_our_server_is_told_to_keep_draft_lengths_fixed():
+def test_only_our_server_is_given_flags_of_its_own():
     ours = argparse.Namespace(server_bin=None, model="m.gguf", draft="d.gguf")
     theirs = argparse.Namespace(server_bin="llama-server", model="m.gguf", draft="d.gguf")
     assert server_argv(ours, [], Path("slots"))[-2:] == ["--spec-adaptive", "off"]

@@ -30,10 +30,10 @@ def table() -> report.Table:
 
 def test_cells_say_what_equals_the_live_row(table):
     assert report.cells(table) == [
-        ["live", "20", "180", "80", "60", "0.750", "12.0", "-", "-"],
-        ["restored", "20", "180", "80", "60", "0.750", "12.0", "2/2 equal", "2/2 equal"],
-        ["dropped", "20", "180", "100", "45", "0.450", "12.0", "1/2 equal", "2/2 equal"],
-        ["restarted", "", "", "", "", "", "", "", ""],
+        ["live", "20", "180", "80", "60", "0.750", "20", "12.0", "-", "-"],
+        ["restored", "20", "180", "80", "60", "0.750", "20", "12.0", "2/2 equal", "2/2 equal"],
+        ["dropped", "20", "180", "100", "45", "0.450", "20", "12.0", "1/2 equal", "2/2 equal"],
+        ["restarted", "", "", "", "", "", "", "", "", ""],
     ]
 
 
@@ -56,7 +56,7 @@ def test_a_pipe_gets_plain_text_and_a_terminal_gets_a_grid(table):
 def test_markdown_is_a_table(table):
     lines = report.markdown(table).splitlines()
     assert lines[3].startswith("| --- | ---: |")
-    assert lines[5] == "| restored | 20 | 180 | 80 | 60 | 0.750 | 12.0 | 2/2 equal | 2/2 equal |"
+    assert lines[5] == "| restored | 20 | 180 | 80 | 60 | 0.750 | 20 | 12.0 | 2/2 equal | 2/2 equal |"
     assert {line.count("|") for line in lines[2:7]} == {len(report.COLUMNS) + 1}
 
 

@@ -1,4 +1,4 @@
-"""Slot files and their parts for tests, built from the written specification and not with the code under test."""
+"""Slot files and their parts for tests, built from the written specification."""
 
 from __future__ import annotations
 

@@ -26,14 +26,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Wreck:
-    """How much survives: of each node's unsynced bytes, and how many of the unsynced directory operations."""
+    """What survives: which share of unsynced bytes, how many of the unsynced directory operations."""
 
     keep_data: float
     n_operations: int
 
 
 class MemoryFiles:
-    """Implements Files. `before_call(n, verb)` runs ahead of each call that changes something; it may raise."""
+    """Implements Files. `before_call(n, verb)` runs ahead of each changing call; it may raise."""
 
     def __init__(self) -> None:
         self.entries: dict[Path, Node] = {}
@@ -44,6 +44,7 @@ class MemoryFiles:
         self.calls: list[str] = []
         self.before_call: Callable[[int, str], None] = lambda n, verb: None
         self.write_limit = 7
+        self.read_limit = 11
         self._counter = count(3)
 
     def _call(self, verb: str) -> None:
@@ -99,7 +100,7 @@ class MemoryFiles:
         return fd
 
     def read(self, fd: int, out: memoryview, offset: int) -> int:
-        data = self.descriptors[fd].data[offset : offset + min(len(out), 11)]
+        data = self.descriptors[fd].data[offset : offset + min(len(out), self.read_limit)]
         out[: len(data)] = data
         return len(data)
 
@@ -129,6 +130,10 @@ class MemoryFiles:
 
     def _info(self, node: Node) -> FileInfo:
         return FileInfo(len(node.data), node.inode, node.inode, node.is_file)
+
+    def put(self, path: Path, data: bytes) -> None:
+        """A file as if it had always been there."""
+        self.entries[path] = self.durable[path] = Node(next(self._counter), bytearray(data), data)
 
     def after_power_failure(self, wreck: Wreck) -> MemoryFiles:
         """The disk as a restart finds it. Directory operations survive in order, a first part of them."""

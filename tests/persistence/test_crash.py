@@ -17,7 +17,7 @@ from persistence.errors import Forbidden, NoSpace, SlotFileError, StorageFailed
 from persistence.reader import SlotFile
 from persistence.snapshot import DraftBlock
 from persistence.store import DEFAULT_OWNER, DirectoryStore
-from tests.persistence.build import STATE_HEAD, checkpoint, save
+from tests.persistence.build import STATE_HEAD, checkpoint, facts, save
 from tests.persistence.memory_files import MemoryFiles, PowerFailure, Wreck
 
 ROOT = Path("/slots")
@@ -28,7 +28,9 @@ CHANGING_CALLS = ("create", "write", "fsync", "rename", "fsync_directory")
 
 
 def save_new(store: DirectoryStore) -> None:
-    save(store, PATH.name, NEW, STATE_HEAD + b"new state", [checkpoint(2)], DraftBlock(b"{}", b"ctx", b"spec"))
+    save(
+        store, PATH.name, NEW, STATE_HEAD + b"new state", [checkpoint(2)], DraftBlock(b"{}", b"ctx", b"spec")
+    )
 
 
 def disk_with_old_file() -> tuple[MemoryFiles, DirectoryStore]:
@@ -135,9 +137,12 @@ def test_an_error_in_the_callers_own_loading_aborts_the_save() -> None:
         yield checkpoint(1)
         raise RuntimeError("cannot load")
 
-    with pytest.raises(RuntimeError, match="cannot load"), store.create(DEFAULT_OWNER, PATH.name) as writer:
+    with store.create(DEFAULT_OWNER, PATH.name) as writer:
         writer.payload(NEW, STATE_HEAD)
-        writer.checkpoints(2, broken())
+        with pytest.raises(RuntimeError, match="cannot load"):
+            writer.checkpoints(2, broken())
+        with pytest.raises(ValueError, match="finished"):
+            writer.commit(facts(len(NEW)))
     assert list(files.names(ROOT)) == [PATH.name]
     assert tokens_on(files) == OLD
 

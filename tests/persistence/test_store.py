@@ -87,7 +87,9 @@ def test_an_owner_is_one_plain_name_too(store: DirectoryStore, owner: str) -> No
         store.list(owner)
 
 
-@pytest.mark.parametrize("name", ["chat-1_A.bin", "a", "a b.bin", "a..b", "über.bin", "会話", "a" * 255, "-rf"])
+@pytest.mark.parametrize(
+    "name", ["chat-1_A.bin", "a", "a b.bin", "a..b", "über.bin", "会話", "a" * 255, "-rf"]
+)
 def test_a_plain_name_is_taken_and_listed(store: DirectoryStore, name: str) -> None:
     assert check_name(name) == name
     save(store, name)
@@ -375,6 +377,10 @@ def test_importing_the_store_loads_neither_llama_nor_numpy() -> None:
         "print([m for m in ('llama_cpp', 'numpy', 'spec_server', 'draft') if m in sys.modules])"
     )
     result = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert result.stdout == "[]\n"

@@ -1,0 +1,52 @@
+"""A draft while it is made token by token: its limits and its end; asks no model."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+import numpy as np
+
+from draft.base import EMPTY_DRAFT, Distribution, Draft, DraftRequest, Floats
+
+
+class GrowingDraft:
+    """Takes the likeliest token of each step, or draws one where the request samples. Ends at a limit, before
+    a step whose likeliest token is below p_min, and behind an end token."""
+
+    __slots__ = ("_end", "_n_max", "confidence", "last", "probs", "request", "tokens")
+
+    def __init__(self, request: DraftRequest, n_max: int, end: Set[int]) -> None:
+        self.request = request
+        self.tokens: list[int] = []
+        self.confidence: list[float] = []
+        self.probs: list[Distribution] = []
+        self.last = request.last_token
+        self._n_max = min(request.n_max, n_max)
+        self._end = end
+
+    @property
+    def n_max(self) -> int:
+        return self._n_max
+
+    def take(self, token: int, logits: Floats) -> bool:
+        """One more token, the argmax of `logits` [n_vocab]; False where this draft ends."""
+        if self.request.p_min > 0.0:
+            p = 1.0 / float(np.exp(logits - logits[token]).sum())
+            if p < self.request.p_min:
+                return False
+            self.confidence.append(p)
+        sampling = self.request.sampling
+        if not sampling.is_greedy:
+            # Behind p_min: a draft that ends because of what was drawn bends the distribution of the text.
+            token, distribution = sampling.draw(logits, self.tokens)
+            if distribution is not None:
+                self.probs.append(distribution)
+        self.tokens.append(token)
+        self.last = token
+        return len(self.tokens) < self._n_max and token not in self._end
+
+    def done(self, drafter: str) -> Draft:
+        # What was drawn is verified: dropped for its length, it would bend the distribution of the text.
+        if not self.tokens or (len(self.tokens) < self.request.n_min and not self.probs):
+            return EMPTY_DRAFT
+        return Draft(self.tokens, drafter, self.confidence, self.probs)

@@ -1,0 +1,254 @@
+"""How many tokens to draft: the length that makes the most tokens per second, found while running.
+
+A round with k drafted tokens takes the time T(k) of drafting and of one target step, and yields E(k) = 1 + P_1 + ...
++ P_k tokens, P_j being the probability that the first j drafted tokens all stand. Over many rounds the rate is the
+sum of E over the sum of T. It is largest where every round takes the k that maximises E(k) - r T(k), r being that
+largest rate itself (Dinkelbach 1967, "On nonlinear fractional programming"). r is taken from the rounds just past.
+Nothing here draws random numbers, reads a clock or knows llama; docs/adaptive-speculation.md derives it at length.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+_POSITIONS = 4  # the fourth stands for all later ones
+_BINS = 8
+_MEMORY = 32.0  # observations that a cell of the calibration remembers
+_PRIOR = 2.0  # observations that the drafter's own confidence counts for
+_LOOK_AHEAD = 16
+_LARGEST_STEP = 512
+_PROBE_LOSS = 0.003  # share of the rate that a slot which does not draft may spend on trying again
+_SHORTEST_WAIT, _LONGEST_WAIT = 8, 256  # rounds
+_EXPLORE = 32  # every so many drafts one goes on as long as it may stand, so that later positions are known
+_EXPLORE_ABOVE = 0.3
+
+
+class Calibration:
+    """From a drafter's confidence to the probability that the target accepts, given that all before it stood.
+
+    A table by position and confidence, each cell a decayed count of acceptances; the confidence itself is the prior.
+    """
+
+    __slots__ = ("_accepted", "_expected", "_seen")
+    _FORMAT = struct.Struct(f"<{2 * _POSITIONS * _BINS + _POSITIONS}f")
+    n_bytes = _FORMAT.size
+
+    def __init__(self) -> None:
+        self._accepted = [0.0] * (_POSITIONS * _BINS)
+        self._seen = [0.0] * (_POSITIONS * _BINS)
+        self._expected = [-1.0] * _POSITIONS
+
+    def probability(self, position: int, confidence: float) -> float:
+        cell = _cell(position, confidence)
+        return (self._accepted[cell] + _PRIOR * confidence) / (self._seen[cell] + _PRIOR)
+
+    def drafted(self, position: int, confidence: float) -> float:
+        """A token was drafted, whether or not it will be verified: its probability, which `expected` learns from."""
+        p = self.probability(position, confidence)
+        i = min(position, _POSITIONS - 1)
+        self._expected[i] = p if self._expected[i] < 0.0 else self._expected[i] + 0.03 * (p - self._expected[i])
+        return p
+
+    def expected(self, position: int) -> float:
+        """The same before the token is drafted: the mean of late; of a position not seen yet, the one before it."""
+        for i in range(min(position, _POSITIONS - 1), -1, -1):
+            if self._expected[i] >= 0.0:
+                return self._expected[i]
+        return 0.6
+
+    def learn(self, confidences: Sequence[float], n_accepted: int) -> None:
+        """The first n_accepted of a verified draft stood; the one behind them, if there was one, did not."""
+        for position, confidence in enumerate(confidences[: n_accepted + 1]):
+            cell = _cell(position, confidence)
+            if self._seen[cell] >= _MEMORY:
+                self._seen[cell] *= 0.5
+                self._accepted[cell] *= 0.5
+            self._seen[cell] += 1.0
+            self._accepted[cell] += position < n_accepted
+
+    def pack(self) -> bytes:
+        return self._FORMAT.pack(*self._accepted, *self._seen, *self._expected)
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray | memoryview) -> Calibration:
+        """ValueError where the bytes are none of a calibration."""
+        if len(data) != cls.n_bytes:
+            raise ValueError(f"a calibration has {cls.n_bytes} bytes, not {len(data)}")
+        values = cls._FORMAT.unpack(data)
+        n = _POSITIONS * _BINS
+        accepted, seen, expected = values[:n], values[n : 2 * n], values[2 * n :]
+        counts_fit = all(0.0 <= a <= s <= 2 * _MEMORY for a, s in zip(accepted, seen, strict=True))
+        if not counts_fit or not all(-1.0 <= p <= 1.0 for p in expected):
+            raise ValueError("the numbers of a calibration contradict each other")
+        calibration = cls()
+        calibration._accepted, calibration._seen, calibration._expected = list(accepted), list(seen), list(expected)
+        return calibration
+
+
+def _cell(position: int, confidence: float) -> int:
+    return min(position, _POSITIONS - 1) * _BINS + min(_BINS - 1, max(0, int(confidence * _BINS)))
+
+
+class StepCosts:
+    """What a target step takes in milliseconds, by tokens in its batch; learnt from every step.
+
+    In logarithms, a level that follows load and context length fast and a shape over batch sizes that moves slowly,
+    so that a busy neighbour is not mistaken for an expensive batch. Outliers are clipped.
+    """
+
+    __slots__ = ("_level", "_seen", "_shape")
+
+    def __init__(self) -> None:
+        self._level = math.nan
+        self._shape: dict[int, float] = {}
+        self._seen: dict[int, int] = {}
+
+    def observe(self, n_tokens: int, ms: float) -> None:
+        if not 0 < n_tokens <= _LARGEST_STEP or ms <= 0.0:
+            return
+        y = math.log(ms)
+        if math.isnan(self._level):
+            self._level = y - self._shape_at(n_tokens)
+        seen = self._seen.get(n_tokens, 0)
+        error = y - self._level - self._shape_at(n_tokens)
+        if seen >= 3:
+            error = max(-0.7, min(0.7, error))
+            self._level += 0.1 * error
+        self._seen[n_tokens] = seen + 1
+        self._shape[n_tokens] = self._shape_at(n_tokens) + max(0.02, 1.0 / (seen + 2)) * error
+
+    def ms(self, n_tokens: int) -> float:
+        """Expected milliseconds; never less than that of a smaller batch. 0 before anything was seen."""
+        if math.isnan(self._level):
+            return 0.0
+        return math.exp(self._level + self._shape_at(n_tokens))
+
+    def _shape_at(self, n_tokens: int) -> float:
+        """Of a size not seen: on the line through its neighbours in milliseconds; beyond them, in proportion."""
+        known = self._shape.get(n_tokens)
+        if known is not None and self._seen[n_tokens] >= 1:
+            return known
+        below = max((n for n in self._shape if n < n_tokens), default=0)
+        above = min((n for n in self._shape if n > n_tokens), default=0)
+        if below and above:
+            low, high = math.exp(self._shape[below]), math.exp(self._shape[above])
+            at = low + (high - low) * (n_tokens - below) / (above - below)
+            return math.log(max(at, 1e-9))
+        if below:
+            return math.log(self._beyond(below, n_tokens))
+        if above:
+            return self._shape[above] - math.log1p(0.5 * (above - n_tokens) / n_tokens)
+        return math.log1p(0.5 * (n_tokens - 1))
+
+    def _beyond(self, last: int, n_tokens: int) -> float:
+        """On the line through the two largest sizes seen; from one alone, half a token's share for each more."""
+        end = math.exp(self._shape[last])
+        before = max((n for n in self._shape if n < last), default=0)
+        slope = 0.5 * end / last
+        if before:
+            slope = max(0.0, end - math.exp(self._shape[before])) / (last - before)
+        return end + slope * (n_tokens - last)
+
+
+@dataclass(slots=True)
+class _Probe:
+    """When a slot that does not draft tries again."""
+
+    waited: int = 0
+    n_drafts: int = 0
+    at_once: bool = False
+
+
+@dataclass(slots=True)
+class LengthPolicy:
+    """The rule for one engine. `begin_step` opens a step; drafters ask `wants` and `cut` for each slot in it."""
+
+    costs: StepCosts = field(default_factory=StepCosts)
+    draft_ms: float = 0.0  # of one drafted token, all slots of a step together
+    rate: float = 0.0  # tokens per millisecond and slot, of the rounds just past
+    n_slots: int = 1
+    _probes: dict[int, _Probe] = field(default_factory=dict)
+    _probing: set[int] = field(default_factory=set)
+
+    def begin_step(self, n_slots: int) -> None:
+        self.n_slots = max(1, n_slots)
+        self._probing.clear()
+
+    def wants(self, seq_id: int, n_drafted: int, p_all: float, p_next: float) -> bool:
+        """Draft one more token? p_all: the drafted ones all stand; p_next: a further one does, given that."""
+        if self.rate <= 0.0:
+            return n_drafted < 2  # nothing is known yet
+        if n_drafted == 0:
+            return self._opens(seq_id, p_next)
+        if seq_id in self._probing:
+            return n_drafted < 2
+        if self._gain(n_drafted, p_all, p_next) > 0.0:
+            return True
+        return self._probes[seq_id].n_drafts % _EXPLORE == 0 and p_all > _EXPLORE_ABOVE and n_drafted < _LOOK_AHEAD
+
+    def _opens(self, seq_id: int, p_next: float) -> bool:
+        probe = self._probes.setdefault(seq_id, _Probe())
+        gain = self._gain(0, 1.0, p_next)
+        if gain > 0.0:
+            probe.waited = 0
+            probe.n_drafts += 1
+            return True
+        probe.waited += 1
+        if not probe.at_once and probe.waited < min(_LONGEST_WAIT, max(_SHORTEST_WAIT, -gain / _PROBE_LOSS)):
+            return False
+        probe.waited, probe.at_once = 0, False
+        self._probing.add(seq_id)
+        return True
+
+    def verified(self, seq_id: int, n_drafted: int, n_accepted: int) -> None:
+        """A draft of this slot was verified. A probe that stood whole is followed by another at once."""
+        if seq_id in self._probing:
+            self._probes[seq_id].at_once = n_accepted == n_drafted
+
+    def _gain(self, n_drafted: int, p_all: float, p_next: float) -> float:
+        """The best of E - r T over all ways to go on from here, against stopping here."""
+        n, r = self.n_slots, self.rate
+        here = self.costs.ms(n * (1 + n_drafted))
+        best, tokens, p = -math.inf, 0.0, p_all
+        for more in range(1, _LOOK_AHEAD + 1):
+            p *= p_next
+            tokens += p
+            step = (self.costs.ms(n * (1 + n_drafted + more)) - here) / n
+            best = max(best, tokens - r * (step + more * self.draft_ms / n))
+            if p < 0.01:
+                break
+        return best
+
+    def cut(self, seq_id: int, probabilities: Sequence[float]) -> int:
+        """How many of the drafted tokens are worth verifying; drafting them is paid already.
+
+        `probabilities` are conditional: of each token, given that all before it stand.
+        """
+        if self.rate <= 0.0 or seq_id in self._probing:
+            return len(probabilities)
+        n, r = self.n_slots, self.rate
+        base = self.costs.ms(n)
+        best, best_k, tokens, p = 0.0, 0, 0.0, 1.0
+        for k, conditional in enumerate(probabilities, 1):
+            p *= conditional
+            tokens += p
+            gain = tokens - r * (self.costs.ms(n * (1 + k)) - base) / n
+            if gain > best:
+                best, best_k = gain, k
+        return best_k
+
+    def end_step(self, n_tokens: int, target_ms: float, wall_ms: float, n_gained: int) -> None:
+        """A step of only decoding slots is over: its batch size, its times, the tokens that it yielded."""
+        self.costs.observe(n_tokens, target_ms)
+        if wall_ms > 0.0:
+            now = n_gained / wall_ms / self.n_slots
+            self.rate = now if self.rate <= 0.0 else self.rate + 0.02 * (now - self.rate)
+
+    def drafted(self, n_steps: int, ms: float) -> None:
+        """A propose that decoded n_steps batches took `ms`."""
+        if n_steps > 0:
+            now = ms / n_steps
+            self.draft_ms = now if self.draft_ms <= 0.0 else self.draft_ms + 0.1 * (now - self.draft_ms)

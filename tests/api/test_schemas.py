@@ -1,0 +1,154 @@
+"""Bad requests: each is a 400 that names the field, whichever endpoint it comes to."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from spec_server.api.schemas import UNSUPPORTED
+from tests.api.wire import USER
+from tests.fakes import N_VOCAB, FakeEngine
+
+pytestmark = pytest.mark.anyio
+CHAT = "/v1/chat/completions"
+ENDPOINTS = [
+    (CHAT, {"messages": USER}),
+    ("/completion", {"prompt": "hi"}),
+    ("/v1/completions", {"prompt": "hi"}),
+]
+BAD_FIELDS = [
+    ("max_tokens", -2),
+    ("max_tokens", "many"),
+    ("n_predict", -5),
+    ("max_completion_tokens", 2**40),
+    ("temperature", -0.1),
+    ("temperature", "hot"),
+    ("top_k", -2),
+    ("top_p", 1.5),
+    ("top_p", -0.5),
+    ("min_p", 2),
+    ("typical_p", 3),
+    ("repeat_penalty", 0),
+    ("repeat_last_n", -7),
+    ("seed", -2),
+    ("seed", 1.5),
+    ("seed", 2**70),
+    ("stop", 5),
+    ("stop", ["x"] * 65),
+    ("id_slot", -2),
+    ("id_slot", "first"),
+    ("stream", "perhaps"),
+    ("logit_bias", {"abc": 1}),
+    ("logit_bias", {str(N_VOCAB): 1}),
+    ("logit_bias", {"-1": 1}),
+    ("logit_bias", {"65": "much"}),
+    ("logit_bias", {"65": True}),
+    ("logit_bias", [[N_VOCAB, 1]]),
+    ("logit_bias", "x"),
+]
+SAMPLE = {
+    "n": 2,
+    "n_cmpl": 2,
+    "best_of": 3,
+    "tools": [{"type": "function"}],
+    "functions": [{"name": "f"}],
+    "tool_choice": "required",
+    "function_call": {"name": "f"},
+    "response_format": {"type": "json_object"},
+    "modalities": ["text", "audio"],
+    "grammar": "root ::= x",
+    "samplers": ["top_k"],
+    "image_data": [{"data": ""}],
+    "lora": [{"id": 0}],
+    "stop_token_ids": [1],
+    "response_fields": ["content"],
+    "suffix": "x",
+}
+
+
+@pytest.mark.parametrize(("path", "base"), ENDPOINTS)
+@pytest.mark.parametrize(("name", "value"), BAD_FIELDS)
+async def test_value_out_of_range_is_refused_by_name(
+    client: httpx.AsyncClient,
+    engine: FakeEngine,
+    path: str,
+    base: dict[str, object],
+    name: str,
+    value: object,
+) -> None:
+    response = await client.post(path, json={**base, name: value})
+    error = response.json()["error"]
+    assert response.status_code == 400, error
+    assert error["code"] == 400
+    assert error["type"] == "invalid_request_error"
+    assert error["param"].startswith(name)
+    assert name in error["message"]
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize("name", sorted(UNSUPPORTED))
+async def test_unsupported_feature_is_refused_by_name(client: httpx.AsyncClient, name: str) -> None:
+    response = await client.post(CHAT, json={"messages": USER, name: SAMPLE.get(name, 5)})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == name
+
+
+@pytest.mark.parametrize("name", sorted(UNSUPPORTED))
+async def test_unsupported_feature_may_be_null(client: httpx.AsyncClient, name: str) -> None:
+    assert (await client.post(CHAT, json={"messages": USER, name: None})).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["idslot", "slot", "slotId", "id-slot", "id_slots", "slotid"])
+async def test_mistyped_slot_is_refused(client: httpx.AsyncClient, name: str) -> None:
+    error = (await client.post(CHAT, json={"messages": USER, name: 1})).json()["error"]
+    assert error["code"] == 400
+    assert "id_slot" in error["message"]
+
+
+async def test_slot_and_its_alias_must_agree(client: httpx.AsyncClient) -> None:
+    both = {"messages": USER, "id_slot": 0, "slot_id": 1}
+    assert (await client.post(CHAT, json=both)).json()["error"]["param"] == "id_slot"
+    assert (await client.post(CHAT, json={**both, "slot_id": 0})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        (None, "messages"),
+        ([], "messages"),
+        ("hi", "messages"),
+        ([5], "messages[0]"),
+        ([{"content": "hi"}], "messages[0].role"),
+        ([{"role": "user"}], "messages"),
+        ([{"role": "user", "content": 5}], "messages[0].content"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+            "messages[0].content",
+        ),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content"),
+        ([{"role": "assistant", "content": "x"}], "messages"),
+        ([*USER, *[{"role": "assistant", "content": "x"}] * 2], "messages"),
+    ],
+)
+async def test_bad_messages_are_refused(client: httpx.AsyncClient, messages: object, param: str) -> None:
+    response = await client.post(CHAT, json={"messages": messages})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith(param)
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b"[]", b"5", b"null", b"\xff\xfe", b'{"messages": NaN}', b"[" * 5000]
+)
+@pytest.mark.parametrize("path", [CHAT, "/completion", "/tokenize", "/detokenize", "/slots/0?action=save"])
+async def test_body_that_is_no_json_object_is_refused(
+    client: httpx.AsyncClient, path: str, raw: bytes
+) -> None:
+    response = await client.post(path, content=raw)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "body"
+
+
+@pytest.mark.parametrize("path", [CHAT, "/completion"])
+async def test_missing_prompt_is_named(client: httpx.AsyncClient, path: str) -> None:
+    param = (await client.post(path, json={})).json()["error"]["param"]
+    assert param == ("messages" if path == CHAT else "prompt")

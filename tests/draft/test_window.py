@@ -1,0 +1,156 @@
+"""The draft length rule against simulated machines and texts: costs and acceptances are drawn, nothing is timed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draft.window import Calibration, LengthPolicy, StepCosts
+
+Cost = Callable[[int], float]
+
+_MEASURED = {1: 1.0, 2: 1.7, 3: 2.2, 4: 2.7, 5: 3.5, 6: 3.9, 7: 4.3, 8: 4.6}
+MACHINES: dict[str, Cost] = {
+    "bound by arithmetic": lambda n: 8.0 * _MEASURED.get(n, 4.6 + 0.4 * (n - 8)),
+    "bound by memory": lambda n: 8.0 * (1 + 0.2 * (n - 1)),
+    "accelerator": lambda n: 2.0 * (1 + 0.02 * (n - 1)),
+}
+WARM_UP = (1, 2, 3, 4, 6, 8, 12, 16)
+
+
+@dataclass
+class Simulation:
+    """One slot; each drafted token has a confidence drawn around `acceptance(round)` and stands that often."""
+
+    cost: Cost
+    acceptance: Callable[[int], float]
+    draft_ms: float = 0.4
+    n_rounds: int = 3000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+
+    def noisy(self, ms: float) -> float:
+        return ms * (1 + 0.1 * self.rng.random())
+
+    def confidence(self, i: int) -> float:
+        a = self.acceptance(i)
+        return self.rng.betavariate(2 * a, 2 * (1 - a))
+
+    def n_accepted(self, draft: list[float]) -> int:
+        return next((k for k, c in enumerate(draft) if self.rng.random() >= c), len(draft))
+
+    def fixed(self, length: int) -> float:
+        tokens, ms = 0, 0.0
+        for i in range(self.n_rounds):
+            draft = [self.confidence(i) for _ in range(length)]
+            tokens += 1 + self.n_accepted(draft)
+            ms += self.noisy(self.cost(1 + length)) + length * self.draft_ms
+        return tokens / ms
+
+    def adaptive(self) -> float:
+        policy, calibration = LengthPolicy(), Calibration()
+        for _ in range(3):
+            for n in WARM_UP:
+                policy.costs.observe(n, self.noisy(self.cost(n)))
+        tokens, ms = 0, 0.0
+        for i in range(self.n_rounds):
+            policy.begin_step(1)
+            draft: list[float] = []
+            p_all, p_next = 1.0, calibration.expected(0)
+            while len(draft) < 16 and policy.wants(0, len(draft), p_all, p_next):
+                draft.append(self.confidence(i))
+                p_all *= calibration.drafted(len(draft) - 1, draft[-1])
+                p_next = calibration.expected(len(draft))
+            n_drafted = len(draft)
+            policy.drafted(n_drafted, n_drafted * self.draft_ms)
+            kept = policy.cut(0, [calibration.probability(j, c) for j, c in enumerate(draft)])
+            draft = draft[:kept]
+            gained = self.n_accepted(draft)
+            step = self.noisy(self.cost(1 + kept))
+            calibration.learn(draft, gained)
+            policy.verified(0, kept, gained)
+            policy.end_step(1 + kept, step, step + n_drafted * self.draft_ms, 1 + gained)
+            tokens += 1 + gained
+            ms += step + n_drafted * self.draft_ms
+        return tokens / ms
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("acceptance", [0.05, 0.3, 0.6, 0.8, 0.95])
+def test_adaptive_length_is_near_the_best_fixed_one_and_never_slower_than_none(
+    machine: str, acceptance: float
+) -> None:
+    simulation = Simulation(MACHINES[machine], lambda i: acceptance)
+    fixed = [simulation.fixed(k) for k in range(9)]
+    adaptive = simulation.adaptive()
+    assert adaptive >= 0.98 * fixed[0]
+    assert adaptive >= 0.95 * max(fixed)
+
+
+def test_drafting_comes_back_when_the_text_changes() -> None:
+    simulation = Simulation(MACHINES["bound by arithmetic"], lambda i: 0.95 if (i // 1000) % 2 else 0.1, n_rounds=6000)
+    off, best = simulation.fixed(0), max(simulation.fixed(k) for k in range(9))
+    adaptive = simulation.adaptive()
+    assert best < 1.01 * off  # no fixed length gains anything to speak of over both texts together
+    assert adaptive > 1.03 * off
+
+
+def test_where_nothing_is_accepted_drafts_become_rare() -> None:
+    policy, calibration = LengthPolicy(rate=1 / 8), Calibration()
+    for n in WARM_UP:
+        policy.costs.observe(n, 8.0 * n)
+    n_drafts = 0
+    for _ in range(2000):
+        policy.begin_step(1)
+        if policy.wants(0, 0, 1.0, calibration.expected(0)):
+            n_drafts += 1
+            calibration.drafted(0, 0.5)
+            calibration.learn([0.5], 0)
+            policy.verified(0, 1, 0)
+    assert 2 <= n_drafts <= 40
+
+
+def test_step_costs_follow_a_slower_machine_without_changing_their_shape() -> None:
+    costs = StepCosts()
+    for _ in range(30):
+        for n in (1, 2, 4):
+            costs.observe(n, 8.0 * (0.5 + 0.5 * n))
+    before = costs.ms(4) / costs.ms(1)
+    for _ in range(60):
+        costs.observe(1, 16.0)
+    assert costs.ms(1) == pytest.approx(16.0, rel=0.1)
+    assert costs.ms(4) / costs.ms(1) == pytest.approx(before, rel=0.25)
+
+
+def test_one_outlier_moves_a_known_cost_little() -> None:
+    costs = StepCosts()
+    for _ in range(50):
+        costs.observe(1, 8.0)
+    costs.observe(1, 800.0)
+    assert costs.ms(1) < 10.0
+
+
+@given(st.lists(st.tuples(st.lists(st.floats(0, 1), max_size=6), st.integers(0, 6)), max_size=40))
+def test_a_calibration_survives_packing(rounds: list[tuple[list[float], int]]) -> None:
+    calibration = Calibration()
+    for confidences, n in rounds:
+        calibration.learn(confidences, min(n, len(confidences)))
+    again = Calibration.unpack(calibration.pack())
+    for position in range(6):
+        for confidence in (0.0, 0.3, 0.99, 1.0):
+            p = calibration.probability(position, confidence)
+            assert 0.0 <= p <= 1.0
+            assert again.probability(position, confidence) == p
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 10, b"\xff" * Calibration.n_bytes])
+def test_bytes_that_are_no_calibration_are_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="calibration"):
+        Calibration.unpack(data)

@@ -1,0 +1,230 @@
+"""Flags, environment and checks of the settings; docs/configuration.md tells the truth about them."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from spec_server.cli import build_parser, known_flags, parse
+from spec_server.options import ALWAYS_SO, IGNORED
+from spec_server.settings import ENV_PREFIX, Settings, env_names, option_of
+
+PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
+BASE = ["-m", "m.gguf"]
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith((ENV_PREFIX, "LLAMA_")):
+            monkeypatch.delenv(name)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as stop:
+        parse(arguments)
+    assert stop.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "value"),
+    [
+        ("-md d.gguf", "model_draft", "d.gguf"),
+        ("--spec-draft-model d.gguf", "model_draft", "d.gguf"),
+        ("-ngl 5", "gpu_layers", 5),
+        ("-ngl all", "gpu_layers", -2),
+        ("--n-gpu-layers auto", "gpu_layers", -1),
+        ("-ngld 0", "gpu_layers_draft", 0),
+        ("-np 8", "parallel", 8),
+        ("-np -1", "parallel", -1),
+        ("-ub 64", "ubatch_size", 64),
+        ("-b 128", "batch_size", 128),
+        ("-cd 256", "ctx_size_draft", 256),
+        ("-kvu", "kv_unified", True),
+        ("-no-kvu", "kv_unified", False),
+        ("--no-kv-unified", "kv_unified", False),
+        ("-fa on", "flash_attn", "on"),
+        ("-fa 0", "flash_attn", "off"),
+        ("-ctk q8_0", "cache_type_k", "q8_0"),
+        ("-ctv bf16", "cache_type_v", "bf16"),
+        ("-ctkd q4_0", "cache_type_k_draft", "q4_0"),
+        ("--spec-draft-type-v f32", "cache_type_v_draft", "f32"),
+        ("--ctx_size 99", "ctx_size", 99),
+        ("--ctx-size=99", "ctx_size", 99),
+        ("--draft-max 7", "spec_draft_n_max", 7),
+        ("--draft 7", "spec_draft_n_max", 7),
+        ("--draft-min 1", "spec_draft_n_min", 1),
+        ("--draft-p-min 0.5", "spec_draft_p_min", 0.5),
+        ("--swa-checkpoints 3", "ctx_checkpoints", 3),
+        ("-s -1", "seed", -1),
+        ("--temp 0", "temperature", 0.0),
+        ("--api-key a,b --api-key c", "api_key", ("a", "b", "c")),
+        ("--spec-type ngram-mod,ngram-simple", "spec_type", ("ngram-mod", "ngram-simple")),
+        ("--draft-rebuild off", "draft_rebuild", False),
+        ("--no-slots", "slots", False),
+        ("--swa-full", "swa_full", True),
+        ("--log-level debug", "verbosity", 5),
+        (
+            '--chat-template-kwargs {"enable_thinking":false}',
+            "chat_template_kwargs",
+            {"enable_thinking": False},
+        ),
+    ],
+)
+def test_llama_servers_flags(arguments: str, field: str, value: object) -> None:
+    assert getattr(parse([*BASE, *arguments.split()]), field) == value
+
+
+def test_defaults_are_llama_servers() -> None:
+    settings = parse(BASE)
+    assert (settings.host, settings.port) == ("127.0.0.1", 8080)
+    assert (settings.ctx_size, settings.batch_size, settings.ubatch_size) == (0, 2048, 512)
+    assert (settings.n_slots, settings.is_unified) == (4, True)
+    assert (settings.spec_draft_n_max, settings.spec_draft_n_min, settings.spec_draft_p_min) == (3, 0, 0.0)
+    assert (settings.temperature, settings.top_k, settings.top_p, settings.min_p) == (0.8, 40, 0.95, 0.05)
+    assert settings.ctx_checkpoints == 32
+    assert settings.drafters == ()
+
+
+def test_what_follows_from_several_settings() -> None:
+    assert parse([*BASE, "-np", "2"]).is_unified is False
+    assert parse([*BASE, "-np", "2", "-kvu"]).is_unified is True
+    assert parse([*BASE, "-no-kvu"]).is_unified is False
+    assert parse([*BASE, "-b", "256"]).n_ubatch == 256
+    assert parse([*BASE, "-md", "d"]).drafters == ("draft-simple",)
+    assert parse([*BASE, "-md", "d", "--spec-type", "none"]).drafters == ()
+    assert parse([*BASE, "--spec-type", "draft-mtp,ngram-mod"]).drafters == ("draft-mtp", "ngram-mod")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flag"),
+    [
+        ("", "--model"),
+        ("-m m -c abc", "--ctx-size"),
+        ("-m m -c -5", "--ctx-size"),
+        ("-m m -np 0", "--parallel"),
+        ("-m m --port 70000", "--port"),
+        ("-m m -fa maybe", "--flash-attn"),
+        ("-m m -ctk f8", "--cache-type-k"),
+        ("-m m --cache-ram 100", "--cache-ram"),
+        ("-m m --cache-ram -1", "--cache-ram"),
+        ("-m m --spec-adaptive on", "--spec-adaptive"),
+        ("-m m --spec-type draft-eagle3", "--spec-type"),
+        ("-m m --spec-type none,ngram-mod", "--spec-type"),
+        ("-m m --spec-type draft-simple", "--spec-type"),
+        ("-m m --spec-type ngram-mod --spec-type ngram-mod", "--spec-type"),
+        ("-m m --spec-draft-n-min 5", "--spec-draft-n-min"),
+        ("-m m --spec-draft-p-min 2", "--spec-draft-p-min"),
+        ("-m m --temp -1", "--temp"),
+        ("-m m --temp nan", "--temp"),
+        ("-m m --chat-template a --chat-template-file b", "--chat-template"),
+        ("-m m --chat-template-kwargs [1]", "--chat-template-kwargs"),
+        ("-m m --chat-template-kwargs {", "--chat-template-kwargs"),
+        ("-m m --verbosity loud", "--verbosity"),
+        ("-m", "--model"),
+    ],
+)
+def test_wrong_value_names_its_flag(capsys: pytest.CaptureFixture[str], arguments: str, flag: str) -> None:
+    message = refusal(capsys, *arguments.split())
+    assert flag in message
+    assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize("flag", ["--foo", "-mx", "-sm", "-cbx", "--kv-unifie", "--ctx", "-tbx"])
+def test_unknown_flag_is_named(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    assert f"unknown flag {flag}" in refusal(capsys, *BASE, flag, "value")
+
+
+def test_start_scripts_of_llama_server_go_on_working(capsys: pytest.CaptureFixture[str]) -> None:
+    tolerated = [argument for flag, n in {**ALWAYS_SO, **IGNORED}.items() for argument in (flag, *["x"] * n)]
+    assert parse([*BASE, *tolerated]).model == "m.gguf"
+    notes = capsys.readouterr().err.splitlines()
+    assert notes == [f"spec-server: {flag} has no effect here" for flag in IGNORED]
+
+
+def test_environment_stands_in_for_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_ARG_MODEL", "theirs.gguf")
+    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "64")
+    monkeypatch.setenv("LLAMA_API_KEY", "a,b")
+    monkeypatch.setenv("LLAMA_ARG_NO_KV_UNIFIED", "1")
+    monkeypatch.setenv("SPEC_SERVER_CTX_SIZE", "128")
+    monkeypatch.setenv("SPEC_SERVER_SPEC_TYPE", "ngram-mod")
+    monkeypatch.setenv("SPEC_SERVER_CHAT_TEMPLATE_KWARGS", '{"a": 1}')
+    settings = parse([])
+    assert settings.model == "theirs.gguf"
+    assert settings.ctx_size == 128
+    assert settings.api_key == ("a", "b")
+    assert settings.kv_unified is False
+    assert settings.drafters == ("ngram-mod",)
+    assert settings.chat_template_kwargs == {"a": 1}
+    assert parse(["-c", "256"]).ctx_size == 256
+
+
+def test_wrong_environment_value_names_the_flag(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LLAMA_ARG_PORT", "eighty")
+    assert "--port" in refusal(capsys, *BASE)
+
+
+def test_keys_come_from_flag_and_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\nfirst\n\n second \n")
+    settings = parse([*BASE, "--api-key", "x", "--api-key-file", str(file)])
+    assert settings.api_keys() == ("x", "first", "second")
+
+
+def test_help_groups_and_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse(["--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    for field in Settings.model_fields.values():
+        option = option_of(field)
+        assert f"\n{option.group}:\n" in text
+        assert all(flag in text for flag in (*option.flags.split(), *option.no.split()))
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse(["--version"])
+    assert stop.value.code == 0
+    assert re.fullmatch(r"spec-server \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
+
+
+def rows() -> dict[str, list[str]]:
+    """The settings tables of the page, by the first flag of each row."""
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| `-")]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return {row[0]: row for row in cells}
+
+
+@pytest.mark.parametrize("name", list(Settings.model_fields))
+def test_every_setting_is_documented(name: str) -> None:
+    field = Settings.model_fields[name]
+    option = option_of(field)
+    flags = ", ".join(f"`{flag}`" for flag in (*option.flags.split(), *option.no.split()))
+    names = ", ".join(f"`{variable}`" for variable in env_names(name, option))
+    row = rows()[flags]
+    assert row[1] == names
+    assert row[2] == (option.unit or "none")
+    assert row[3] == default_cell(field.default)
+
+
+def default_cell(value: object) -> str:
+    if value is None or value in ("", ()) or value == {}:
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
+
+
+def test_every_documented_flag_exists() -> None:
+    known = known_flags(build_parser())
+    documented = set(re.findall(r"`(--?[A-Za-z][\w-]*)`", PAGE.read_text()))
+    assert documented - known == set()
+    assert {*ALWAYS_SO, *IGNORED} - documented == set()
