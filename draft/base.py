@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from draft.window import LengthPolicy
 from spec_server.runtime.batch import Batch
 
 Ints = npt.NDArray[np.int32]
@@ -69,6 +70,7 @@ class DraftRequest:
     n_min: int = 0
     p_min: float = 0.0
     sampling: DraftSampling = GREEDY_DRAFTING
+    policy: LengthPolicy | None = None  # None: as long as n_max and p_min allow
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,6 +261,8 @@ def decode_footer(data: bytes, offset: int) -> Footer:
     _, _, min_reader, n_sections, n_checkpoints, n_facts, _ = FOOTER_HEAD.unpack_from(data)
     if min_reader > FOOTER_VERSION:
         raise UnsupportedVersion("footer", min_reader, FOOTER_VERSION, "footer")
+    if n_sections > MAX_SECTIONS or n_checkpoints > MAX_CHECKPOINTS or n_facts > MAX_FACTS_BYTES:
+        raise FooterDamaged("the footer's tables are larger than allowed", "footer")
     expected = n_sections * SECTION_ENTRY.size + n_checkpoints * CHECKPOINT_ENTRY.size + n_facts
     if FOOTER_HEAD.size + expected + FOOTER_TAIL.size != len(data):
         raise FooterDamaged("the footer's tables do not fill it", "footer")
@@ -313,6 +315,9 @@ def _encode_facts(facts: FileFacts) -> bytes:
     def identity(model: ModelIdentity | None) -> dict[str, str] | None:
         return None if model is None else {"name": model.name, "digest": model.digest}
 
+    for name, value in (*facts.settings.items(), *facts.extra.items()):
+        if not isinstance(name, str) or not isinstance(value, str | int | float | bool | None):
+            raise ValueError(f"the fact {name!r} is no scalar")
     tree = {
         "target": identity(facts.target),
         "draft": identity(facts.draft),

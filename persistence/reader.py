@@ -164,19 +164,19 @@ class SlotFile:
             return None
 
     def verify(self, progress: Callable[[int], None] = lambda n_bytes: None) -> list[SlotFileError]:
-        """Read and check every byte, in bounded memory; all the damage there is.
+        """Check every byte that has a checksum, in bounded memory; all the damage there is.
 
         `progress` gets the bytes of each step, `n_read` in all.
         """
         damage: list[SlotFileError] = []
         for section in self.sections:
-            if section.kind == Kind.CHECKPOINTS:
+            if not section.digest:
+                progress(section.length)
+            elif section.kind == Kind.CHECKPOINTS:
                 damage.extend(self._verify_checkpoints(section, progress))
-            elif (
-                section.digest
-                and self._source.hash(section.offset, section.length, progress) != section.digest
-            ):
+            elif self._source.hash(section.offset, section.length, progress) != section.digest:
                 damage.append(ChecksumMismatch(f"{section.label}: checksum", section.label))
+        progress(self.n_read - self.sections[-1].end)
         for index, reason, detail in self._layout.lost:
             damage.append(Truncated(f"checkpoint {index} and all after it: {reason} {detail}", "checkpoints"))
         return damage
@@ -234,15 +234,15 @@ class SlotFile:
         expected = CHECKPOINTS_HEAD.pack(CHECKPOINTS_MAGIC, CHECKPOINTS_VERSION, self.n_checkpoints)
         return digest == section.digest and head == expected
 
-    def _verify_checkpoints(self, section: Section, progress: Callable[[int], None]) -> list[SlotFileError]:
-        damage: list[SlotFileError] = []
-        if section.digest and not self._checkpoints_head_is_whole(section):
-            damage.append(ChecksumMismatch("the checkpoints' head: checksum", "checkpoints"))
+    def _verify_checkpoints(
+        self, section: Section, progress: Callable[[int], None]
+    ) -> Iterator[SlotFileError]:
+        if not self._checkpoints_head_is_whole(section):
+            yield ChecksumMismatch("the checkpoints' head: checksum", "checkpoints")
+        progress(CHECKPOINTS_HEAD.size)
         for index, entry in enumerate(self._layout.checkpoints):
-            digest = self._source.hash(entry.offset, entry.length, progress)
-            if entry.digest not in (b"", digest):
-                damage.append(ChecksumMismatch(f"checkpoint {index}: checksum", "checkpoints"))
-        return damage
+            if self._source.hash(entry.offset, entry.length, progress) != entry.digest:
+                yield ChecksumMismatch(f"checkpoint {index}: checksum", "checkpoints")
 
     def _forget(self, section: str) -> None:
         self.dropped = [dropped for dropped in self.dropped if dropped.section != section]

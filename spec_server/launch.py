@@ -15,6 +15,7 @@ import uvicorn
 
 from draft.base import Drafter, DraftError
 from draft.registry import DrafterSetup, make_drafter
+from draft.window import LengthPolicy
 from persistence.errors import SlotFileError
 from persistence.snapshot import ModelIdentity
 from persistence.store import DirectoryStore, SlotStore
@@ -29,6 +30,7 @@ from spec_server.engine.speculate import DraftDefaults
 from spec_server.engine.spill import make_spill
 from spec_server.engine.storage import NoStore
 from spec_server.engine.transfer import Transfer
+from spec_server.engine.warmup import measure_step_costs, warm_up
 from spec_server.engine.worker import EngineWorker, WorkerOptions
 from spec_server.runtime.errors import LlamaError
 from spec_server.runtime.llama_context import LlamaContext
@@ -148,7 +150,15 @@ def build(settings: Settings) -> Parts:
     target = _target(settings, model)
     drafter = make_drafter(settings.drafters, _drafter_setup(settings, model, target))
     spill = make_spill(Path(settings.ctx_checkpoints_dir) if settings.ctx_checkpoints_dir else None)
-    core = EngineCore(model, target, drafter, _draft_defaults(settings), _checkpoint_options(settings), spill)
+    core = EngineCore(
+        model,
+        target,
+        drafter,
+        _draft_defaults(settings),
+        _checkpoint_options(settings),
+        spill,
+        _length_policy(settings, target),
+    )
     name, digest = model.identity()
     layout = {
         "type_k": settings.cache_type_k,
@@ -212,6 +222,16 @@ def _drafter_setup(settings: Settings, model: Model, target: LlamaContext) -> Dr
 
 def _draft_defaults(settings: Settings) -> DraftDefaults:
     return DraftDefaults(settings.spec_draft_n_max, settings.spec_draft_n_min, settings.spec_draft_p_min)
+
+
+def _length_policy(settings: Settings, target: LlamaContext) -> LengthPolicy | None:
+    """None: fixed lengths."""
+    warm_up(target)
+    if not settings.drafters or not settings.spec_adaptive:
+        return None
+    policy = LengthPolicy()
+    measure_step_costs(target, policy.costs)
+    return policy
 
 
 def _checkpoint_options(settings: Settings) -> CheckpointOptions:

@@ -112,7 +112,7 @@ class CheckpointKeeper:
     # -- from a file
 
     def collect(self, stored: Iterable[Checkpoint]) -> list[Checkpoint]:
-        """Move a file's checkpoints to where this server holds them, one by one, within limits. Any thread."""
+        """A file's checkpoints, moved one by one to where this server holds them, within limits. Any thread."""
         kept: list[Checkpoint] = []
         if not self.enabled:
             return kept

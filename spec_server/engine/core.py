@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from draft.base import EMPTY_DRAFT, Drafter
+from draft.window import LengthPolicy
 from persistence.snapshot import Checkpoint
 from spec_server.engine.admit import WaitingLine
 from spec_server.engine.base import Delta, Started
@@ -17,7 +18,7 @@ from spec_server.engine.rollback import Rollback
 from spec_server.engine.slot import Slot, SlotState
 from spec_server.engine.speculate import DraftDefaults, Round, Speculation
 from spec_server.engine.spill import Spill
-from spec_server.engine.stats import Stats
+from spec_server.engine.stats import Stats, StepClock
 from spec_server.engine.task import Task
 from spec_server.runtime.batch import Batch, Part
 from spec_server.runtime.context import Context
@@ -36,6 +37,7 @@ class EngineCore:
         defaults: DraftDefaults,
         checkpoints: CheckpointOptions,
         spill: Spill,
+        policy: LengthPolicy | None = None,
     ) -> None:
         self.model = model
         self.target = target
@@ -45,7 +47,7 @@ class EngineCore:
         self.stats = Stats()
         self.checkpoints = CheckpointKeeper(target, drafter, self.slots, checkpoints, spill)
         self.rollback = Rollback(target, drafter, self.checkpoints)
-        self.speculation = Speculation(target, drafter, defaults)
+        self.speculation = Speculation(target, drafter, defaults, policy)
         self.finisher = Finisher(self)
         self.reservations: dict[int, Callable[[], None]] = {}
         self._batch = Batch(target.n_batch)
@@ -78,8 +80,7 @@ class EngineCore:
 
     def step(self) -> bool:
         """Admit, build one batch, decode it once, verify, accept, stream. False where there was nothing to do."""
-        started = time.perf_counter_ns()
-        in_llama = self._llama_ns()
+        started = StepClock(self.target.decode_ns, self.drafter.decode_ns)
         self._drop_cancelled()
         for task, slot in self.line.take(self.slots):
             self._start(task, slot)
@@ -93,9 +94,9 @@ class EngineCore:
             return False
         if not self._decode(rounds, chunks):
             return True
-        self._after_rounds(rounds)
+        n_gained = self._after_rounds(rounds)
         self._after_chunks(chunks)
-        self._count_step(started, in_llama, len(rounds) + len(chunks), sum(len(d.tokens) for d in drafts))
+        self._count_step(started, rounds, chunks, n_gained)
         return True
 
     # -- the stations' glue
@@ -125,8 +126,11 @@ class EngineCore:
         self.drafter.process(self._batch)
         return True
 
-    def _after_rounds(self, rounds: list[Round]) -> None:
-        """Verify and cut every slot's block before anything is rewound, then rewind each context once."""
+    def _after_rounds(self, rounds: list[Round]) -> int:
+        """Verify and cut every slot's block before anything is rewound, then rewind each context once.
+
+        Returns how many tokens count.
+        """
         outcomes = []
         for round_ in rounds:
             tokens = self.speculation.verify(round_)
@@ -144,6 +148,7 @@ class EngineCore:
             if task.request.trace:
                 task.trace.append(self._trace(round_, n_kept))
             self._advance(slot, task, tokens[n_kept], delivered.stop_type, tokens[: n_kept + 1])
+        return sum(d.n_kept + 1 for _, _, d in outcomes)
 
     def _after_chunks(self, chunks: list[tuple[Slot, Part]]) -> None:
         for slot, part in chunks:
@@ -179,13 +184,16 @@ class EngineCore:
             if slot.task is not None and slot.task.cancelled:
                 self.finisher.release(slot)
 
-    def _llama_ns(self) -> int:
-        return self.target.decode_ns + self.drafter.decode_ns
-
-    def _count_step(self, started: int, in_llama: int, n_active: int, n_drafted: int) -> None:
-        own = time.perf_counter_ns() - started - (self._llama_ns() - in_llama)
+    def _count_step(
+        self, started: StepClock, rounds: list[Round], chunks: list[tuple[Slot, Part]], n_gained: int
+    ) -> None:
+        wall, target = started.wall_ns(), self.target.decode_ns - started.target_ns
+        own = wall - target - (self.drafter.decode_ns - started.drafter_ns)
         self.stats.n_steps += 1
-        self.stats.overhead_us.append((own / 1e3, n_active, n_drafted))
+        n_drafted = sum(len(r.draft.tokens) for r in rounds)
+        self.stats.overhead_us.append((own / 1e3, len(rounds) + len(chunks), n_drafted))
+        if not chunks:
+            self.speculation.end_step(self._batch.n_tokens, target / 1e6, wall / 1e6, n_gained)
 
     def _trace(self, round_: Round, n_accepted: int) -> dict[str, object]:
         slot = round_.slot

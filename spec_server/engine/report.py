@@ -94,4 +94,14 @@ def counters(core: EngineCore) -> Mapping[str, float]:
     for i, n in enumerate(list(stats.accepted_per_pos)):
         values[f'spec_decode_num_accepted_tokens_per_pos_total{{position="{i}"}}'] = n
     values.update(dict(stats.events))
+    values.update(draft_length_gauges(core))
     return values
+
+
+def draft_length_gauges(core: EngineCore) -> Mapping[str, float]:
+    """What the draft length rule goes by; empty where lengths are fixed."""
+    policy = core.speculation.policy
+    if policy is None:
+        return {}
+    costs = {f'spec_step_cost_ms{{tokens="{n}"}}': policy.costs.ms(n) for n in range(1, 18)}
+    return {**costs, "spec_draft_token_ms": policy.draft_ms, "spec_rate_tokens_per_ms": policy.rate}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from draft.base import EMPTY_DRAFT, Accepted, Draft, Drafter, DraftRequest
+from draft.window import LengthPolicy
 from spec_server.engine.slot import Ints, Slot
 from spec_server.engine.task import Task
 from spec_server.runtime.batch import Batch, Part
@@ -45,13 +46,18 @@ class Outcome:
 class Speculation:
     """Stateless between steps; asks the drafter for all slots at once."""
 
-    def __init__(self, target: Context, drafter: Drafter, defaults: DraftDefaults) -> None:
+    def __init__(
+        self, target: Context, drafter: Drafter, defaults: DraftDefaults, policy: LengthPolicy | None = None
+    ) -> None:
         self._target = target
         self._drafter = drafter
         self._defaults = defaults
+        self.policy = policy  # None: fixed lengths
 
     def propose(self, slots: Sequence[Slot]) -> list[Draft]:
         """One draft per slot, in order; empty where a slot wants none or has no room."""
+        if self.policy is not None:
+            self.policy.begin_step(len(slots))
         requests = []
         wanting = []
         for i, slot in enumerate(slots):
@@ -103,6 +109,11 @@ class Speculation:
         if settled:
             self._drafter.accept(settled)
 
+    def end_step(self, n_tokens: int, target_ms: float, wall_ms: float, n_gained: int) -> None:
+        """A step without prompt chunks is over; what it took and gave is what the draft length goes by."""
+        if self.policy is not None:
+            self.policy.end_step(n_tokens, target_ms, wall_ms, n_gained)
+
     def _lacking(self, slot: Slot) -> Ints:
         return slot.tokens.view()[self._target.n_tokens(slot.id) :]
 
@@ -126,6 +137,7 @@ class Speculation:
             self._defaults.n_min if wanted.n_min is None else wanted.n_min,
             self._defaults.p_min if wanted.p_min is None else wanted.p_min,
             task.sampler.drafting(n_tokens + 1, _history(slot, task.sampler.n_history, task.last_token)),
+            self.policy,
         )
 
 

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from spec_server.engine.base import Timings
 
 _RECENT_STEPS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class StepClock:
+    """Where a step began: the clock, and the time spent inside llama_decode until then, all in nanoseconds."""
+
+    target_ns: int
+    drafter_ns: int
+    began_ns: int = field(default_factory=time.perf_counter_ns)
+
+    def wall_ns(self) -> int:
+        return time.perf_counter_ns() - self.began_ns
 
 
 @dataclass(slots=True)

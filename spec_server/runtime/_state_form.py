@@ -10,6 +10,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+import numpy as np
+
 from spec_server.runtime.errors import StateError
 
 HEAD_BYTES = 8
@@ -25,6 +27,8 @@ class StateForm:
     n_streams: int
     full: tuple[bool, ...]
     partial: tuple[bool, ...]
+    is_windowed: bool
+    cell_bytes: int  # of what an attention part says about one cell
     recurrent_bytes: int = 0  # of a recurrent part that holds a sequence
 
     @property
@@ -33,20 +37,22 @@ class StateForm:
         return self.full != self.partial
 
 
-def form_of(n_streams: int, full_bytes: int, partial: bytes, windowed: bool) -> StateForm | None:
+def form_of(
+    full_bytes: int, partial: bytes, *, n_streams: int, is_windowed: bool, cell_bytes: int
+) -> StateForm | None:
     """The form of a context's states, told from those of an empty sequence; None: one that we do not know."""
     attention = WORD + WORD * n_streams
     less = full_bytes - len(partial)
     body = len(partial) - HEAD_BYTES
-    if less == 0 and body == attention:
-        return StateForm(n_streams, (True,), (True,))
-    if less == attention and body == attention:
-        return StateForm(n_streams, (True, True), (True,))
     recurrent = _recurrent_bytes(partial)
-    if recurrent is not None and less == attention and not windowed:
-        return StateForm(n_streams, (True, False), (False,), recurrent)
+    if less == 0 and body == attention:
+        return StateForm(n_streams, (True,), (True,), is_windowed, cell_bytes)
+    if less == attention and body == attention:
+        return StateForm(n_streams, (True, True), (True,), True, cell_bytes)
+    if recurrent is not None and less == attention and not is_windowed:
+        return StateForm(n_streams, (True, False), (False,), False, cell_bytes, recurrent)
     if recurrent is not None and less == 0:
-        return StateForm(n_streams, (False,), (False,), recurrent)
+        return StateForm(n_streams, (False,), (False,), False, cell_bytes, recurrent)
     return None
 
 
@@ -102,18 +108,50 @@ def _check_streams(state: memoryview, at: int, end: int, before: int, after: int
         raise StateError("llama wrote a state of another form than its empty one announced")
 
 
-def check(state: memoryview, form: StateForm, magic: bytes, *, partial: bool) -> None:
-    """StateError unless `state` has our magic and says one stream; nothing behind that is looked at."""
-    if len(state) < HEAD_BYTES + WORD:
+def check(state: memoryview, form: StateForm, magic: bytes, n_tokens: int, *, partial: bool) -> None:
+    """StateError unless `state` is of this build, says one stream, and stands for tokens 0 .. n_tokens-1.
+
+    llama takes any positions, and cells at some of them cannot even be removed again. Values are not looked at.
+    """
+    if len(state) < HEAD_BYTES + 2 * WORD:
         raise StateError(f"a state of {len(state)} bytes is too short")
     if state[:WORD] != magic[:WORD]:
         raise StateError(
             f"a state of another build: magic {bytes(state[:WORD]).hex()}, here {magic[:WORD].hex()}"
         )
     parts = form.partial if partial else form.full
-    n_streams = _U32.unpack_from(state, HEAD_BYTES)[0]
-    if parts[0] and n_streams != 1:
+    split = _split(state, form, parts)
+    for is_attention, at in zip(parts, (HEAD_BYTES, split), strict=False):
+        if is_attention:
+            is_whole = at == HEAD_BYTES and not (form.is_windowed and len(parts) == 1)
+            _check_cells(state, at, form.cell_bytes, n_tokens, is_whole)
+        elif struct.unpack_from("<IiI", state, at) != (1, n_tokens - 1, 0):
+            raise StateError(f"a recurrent state that does not stand at {n_tokens} tokens")
+
+
+def _check_cells(state: memoryview, at: int, cell_bytes: int, n_tokens: int, is_whole: bool) -> None:
+    n_streams, n_cells = struct.unpack_from("<2I", state, at)
+    if n_streams != 1:
         raise StateError(f"a state with {n_streams} KV streams; here one is expected")
+    at += 2 * WORD
+    if n_cells == 0 or n_cells > n_tokens or (is_whole and n_cells < n_tokens):
+        raise StateError(f"a state with {n_cells} cells for {n_tokens} tokens")
+    if at + n_cells * cell_bytes > len(state):
+        raise StateError("a state that ends inside its cells")
+    cells = np.frombuffer(state, "<i4", n_cells * cell_bytes // WORD, at).reshape(n_cells, -1)
+    expected = np.arange(n_tokens - n_cells, n_tokens)
+    if not np.array_equal(cells[:, 0], expected) and not np.array_equal(np.sort(cells[:, 0]), expected):
+        raise StateError(f"a state whose cells are not at the last positions of {n_tokens} tokens")
+
+
+def _split(state: memoryview, form: StateForm, parts: tuple[bool, ...]) -> int:
+    """Where the second part begins; the end where there is none."""
+    if len(parts) == 1:
+        return len(state)
+    split = _attention_end(state, form.cell_bytes) if parts[1] else len(state) - form.recurrent_bytes
+    if not HEAD_BYTES + 2 * WORD <= split <= len(state) - 2 * WORD:
+        raise StateError(f"a state of {len(state)} bytes is too short for its second part")
+    return split
 
 
 def to_n_streams(state: memoryview, form: StateForm, *, partial: bool) -> memoryview:
@@ -121,33 +159,19 @@ def to_n_streams(state: memoryview, form: StateForm, *, partial: bool) -> memory
     parts = form.partial if partial else form.full
     if form.n_streams == 1 or not parts[0]:
         return state
-    split = len(state)
-    if len(parts) == 2:
-        split = _attention_end(state, HEAD_BYTES) if parts[1] else len(state) - form.recurrent_bytes
-        if not HEAD_BYTES + 2 * WORD <= split <= len(state):
-            raise StateError(f"a state of {len(state)} bytes is too short for its second part")
+    split = _split(state, form, parts)
     streams, empty = _U32.pack(form.n_streams), b"\0" * (WORD * (form.n_streams - 1))
     pieces: list[bytes | memoryview] = [state[:HEAD_BYTES], streams, state[HEAD_BYTES + WORD : split], empty]
     if len(parts) == 2:
-        if parts[1]:
-            if _attention_end(state, split) != len(state):
-                raise StateError("bytes are left over behind the state's second part")
-            pieces += [streams, state[split + WORD :], empty]
-        else:
-            pieces.append(state[split:])
+        pieces += [streams, state[split + WORD :], empty] if parts[1] else [state[split:]]
     return memoryview(b"".join(pieces))
 
 
-def _attention_end(state: memoryview, at: int) -> int:
-    """Where the one-stream attention part that begins at `at` ends. StateError: past the end of `state`."""
+def _attention_end(state: memoryview, cell_bytes: int) -> int:
+    """Where the one-stream attention part behind the head ends. StateError: past the end of `state`."""
     try:
-        n_streams, n_cells = struct.unpack_from("<2I", state, at)
-        if n_streams != 1:
-            raise StateError(f"a state with {n_streams} KV streams in its second part; here one is expected")
-        at += 2 * WORD
-        if n_cells == 0:
-            return at
-        at += n_cells * 3 * WORD  # position, number of sequences (1), the sequence
+        n_cells = _U32.unpack_from(state, HEAD_BYTES + WORD)[0]
+        at = HEAD_BYTES + 2 * WORD + n_cells * cell_bytes
         transposed, n_layers = struct.unpack_from("<2I", state, at)
         at += 2 * WORD
         for _ in range(n_layers):
@@ -158,8 +182,6 @@ def _attention_end(state: memoryview, at: int) -> int:
                 at += 12 + n_cells * element * width
             else:
                 at += 12 + n_cells * struct.unpack_from("<iQ", state, at)[1]
-    except struct.error as error:
+    except (struct.error, OverflowError) as error:
         raise StateError("a state that ends inside its attention part") from error
-    if at > len(state):
-        raise StateError("a state that ends inside its attention part")
-    return at
+    return int(at)

@@ -189,12 +189,19 @@ class LlamaContext:
         partial = bytes(self._read_native(0, PARTIAL_ONLY))
         self._head = partial[: _state_form.HEAD_BYTES]
         self._n_swa = 0 if self.swa_full else self._model.n_swa
-        windowed = self._model.n_swa > 0 and not self.is_mtp
-        form = _state_form.form_of(n_streams, _state_size(self._ctx, 0, 0), partial, windowed)
-        if form is None and n_streams > 1:
+        form = _state_form.form_of(
+            _state_size(self._ctx, 0, 0),
+            partial,
+            n_streams=n_streams,
+            is_windowed=self._n_swa > 0,
+            cell_bytes=24 if self._model.has_cell_ext else 12,
+        )
+        if form is None:
             self.close()
-            raise ModelError(f"states of {self._model.arch} models have a form that needs kv_unified")
-        self._form = form or _state_form.StateForm(1, (True,), (False,))
+            raise ModelError(
+                f"the memory of {self._model.arch} models writes states of a form not known here"
+            )
+        self._form = form
         self._is_recurrent = not all(self._form.full)
         self._snapshots = self._is_recurrent and self.n_rs_seq > 0
         windows = len(self._form.full) == 2 and 0 < self._n_swa < self.n_ctx_seq
@@ -422,7 +429,6 @@ class LlamaContext:
         self._check_seq(seq_id)
         try:
             state = state.cast("B")
-            _state_form.check(state, self._form, self._head, partial=partial)
             if partial and self._form.partial_is_less and n_tokens > self._counts[seq_id]:
                 raise StateError(
                     f"a partial state at {n_tokens} tokens, but only {self._counts[seq_id]} are there"

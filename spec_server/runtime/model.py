@@ -109,9 +109,9 @@ class Model:
 
     @cached_property
     def has_cell_ext(self) -> bool:
-        """Whether cells in a state carry the wider position record (M-RoPE)."""
+        """Whether cells in a state carry a wider record (M-RoPE positions, or n-gram hashes of tokens)."""
         wide = (lib.LLAMA_ROPE_TYPE_MROPE, lib.LLAMA_ROPE_TYPE_IMROPE, lib.LLAMA_ROPE_TYPE_VISION)
-        return lib.llama_model_rope_type(self._model) in wide
+        return lib.llama_model_rope_type(self._model) in wide or self.arch == "qwen4exp"
 
     def chat_template(self) -> str | None:
         """The model's own jinja template; None where it has none."""

@@ -18,12 +18,14 @@ ROOT = Path(__file__).resolve().parents[2]
 HYBRID = ROOT / "tests" / "models" / "tiny-qwen35-mtp.gguf"  # gated delta net, every fourth layer attention
 WINDOW = ROOT / "tests" / "models" / "tiny-gemma3-swa.gguf"  # sliding window of 64
 
-# Target and drafter. "self" drafts with its own target, so that an empty, stale or foreign draft cache shows.
+# Target and drafter. "self" drafts with its own target, so that an empty, stale or foreign draft cache shows; the
+# others have drafts refused, which "self" never has.
 PAIRS: Mapping[str, tuple[Path, Path]] = {
     "real": (target(), DRAFTER),
     "self": (DRAFTER, DRAFTER),
-    "hybrid": (HYBRID, HYBRID),
+    "hybrid": (HYBRID, WINDOW),
     "window": (WINDOW, WINDOW),
+    "window-hybrid": (WINDOW, HYBRID),
 }
 # One thread: the numerics do not depend on how a machine splits the work, and the machine stays usable.
 ALWAYS = ("-t", "1", "--debug", "--spec-adaptive", "off", "--sse-ping-interval", "0")

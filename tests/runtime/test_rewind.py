@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from spec_server.runtime.errors import RewindError
-from tests.runtime.drive import Driver, gap, some_tokens
+from tests.runtime.drive import Driver, Floats, Ints, gap, some_tokens
 
 Drive = Callable[..., Driver]
 
@@ -16,12 +16,15 @@ pytestmark = pytest.mark.model
 ROUNDING = 0.7  # other batch borders move these models' logits by up to about this; a wrong state by 1 to 12
 
 
-def expected(drive: Drive, kind: str, *history: object, tail: int = 1) -> object:
-    """Logits behind `tail` more tokens of a context that saw just this history, at once."""
+TAIL = some_tokens(1, 99)
+
+
+def expected(drive: Drive, kind: str, *history: Ints) -> Floats:
+    """Logits behind TAIL in a context that saw this history and never more."""
     driver = drive(kind)
     for tokens in history:
-        driver.feed((0, tokens))  # type: ignore[arg-type]
-    return driver.step(0, some_tokens(tail, 99))
+        driver.feed((0, tokens))
+    return driver.step(0, TAIL)
 
 
 @pytest.mark.parametrize(
@@ -41,8 +44,8 @@ def test_recurrent_floor(drive: Drive, n_rs_seq: int, last_batch: int, floor: in
         driver.context.truncate(0, floor - 1)
     assert driver.context.n_tokens(0) == 100 + last_batch
     driver.context.truncate(0, floor)
-    found = driver.step(0, some_tokens(1, 99))
-    assert gap(found, expected(drive, "hybrid", some_tokens(100), drafted[: floor - 100])) < ROUNDING  # type: ignore[arg-type]
+    found = driver.step(0, TAIL)
+    assert gap(found, expected(drive, "hybrid", some_tokens(100), drafted[: floor - 100])) < ROUNDING
 
 
 def test_recurrent_memory_goes_back_once(drive: Drive) -> None:
@@ -76,9 +79,11 @@ def test_a_pending_rewind_survives_its_neighbours(drive: Drive) -> None:
         driver.feed((seq_id, some_tokens(30, seq_id)))
     driver.feed(*((seq_id, some_tokens(5, 7)) for seq_id in range(3)), drafted=True)
     driver.context.truncate(1, 32)
-    driver.feed((0, some_tokens(5)), (2, some_tokens(5)), drafted=True)  # makes their rows neighbours: 1 moves
-    found = driver.step(1, some_tokens(1, 99))
-    assert gap(found, expected(drive, "hybrid", some_tokens(30, 1), some_tokens(5, 7)[:2])) < ROUNDING  # type: ignore[arg-type]
+    driver.feed(
+        (0, some_tokens(5)), (2, some_tokens(5)), drafted=True
+    )  # makes their rows neighbours: 1 moves
+    found = driver.step(1, TAIL)
+    assert gap(found, expected(drive, "hybrid", some_tokens(30, 1), some_tokens(5, 7)[:2])) < ROUNDING
 
 
 @pytest.mark.parametrize("kv_unified", [True, False])
@@ -98,11 +103,8 @@ def test_every_drafted_part_can_go_back(drive: Drive, kv_unified: bool, lengths:
         assert gap(logits, reference.feed((0, draft), output="all")[0]) < ROUNDING
         driver.context.truncate(seq_id, 61)
     for seq_id, draft in drafts:
-        reference = drive("hybrid")
-        reference.feed((0, some_tokens(60, seq_id)))
-        reference.feed((0, draft[:1]))
-        tail = some_tokens(1, 99)
-        assert gap(driver.step(seq_id, tail), reference.step(0, tail)) < ROUNDING
+        reference = expected(drive, "hybrid", some_tokens(60, seq_id), draft[:1])
+        assert gap(driver.step(seq_id, TAIL), reference) < ROUNDING
 
 
 @pytest.mark.parametrize("kv_unified", [True, False])
@@ -120,7 +122,7 @@ def test_a_window_floor_is_sound(drive: Drive, kv_unified: bool) -> None:
     with pytest.raises(RewindError):
         driver.context.truncate(0, floor - 1)
     driver.context.truncate(0, floor)
-    assert gap(driver.step(0, some_tokens(1, 99)), expected(drive, "windowed", tokens[:floor])) < ROUNDING  # type: ignore[arg-type]
+    assert gap(driver.step(0, TAIL), expected(drive, "windowed", tokens[:floor])) < ROUNDING
 
 
 def test_inside_the_window_everything_is_in_reach(drive: Drive) -> None:
@@ -135,19 +137,19 @@ def test_a_full_size_window_cache_needs_no_checkpoints(drive: Drive) -> None:
     assert not driver.context.needs_checkpoints
     assert driver.context.rewind_floor(0) == 1
     driver.context.truncate(0, 100)
-    found = driver.step(0, some_tokens(1, 99))
-    assert gap(found, expected(drive, "windowed", some_tokens(700)[:100])) < ROUNDING  # type: ignore[arg-type]
+    found = driver.step(0, TAIL)
+    assert gap(found, expected(drive, "windowed", some_tokens(700)[:100])) < ROUNDING
 
 
 def test_drafts_in_a_shared_window_beside_a_prompt(drive: Drive) -> None:
     """In one call, the prompt's second micro-batch takes cells that the draft's rewind needs."""
-    driver = drive("windowed", 2, n_ubatch=32, kv_unified=True)
+    driver = drive("windowed", 2, n_ubatch=64, kv_unified=True)
     driver.feed((0, some_tokens(300)))
-    for round_ in range(12):
+    for round_ in range(3):
         n = driver.context.n_tokens(0)
         driver.batch.clear()
         driver.batch.add(0, some_tokens(5, round_), n, output="all", n_draft=4)
-        driver.batch.add(1, some_tokens(60, round_), driver.context.n_tokens(1), output="last")
+        driver.batch.add(1, some_tokens(200, round_), driver.context.n_tokens(1), output="last")
         driver.context.decode(driver.batch)
         assert driver.context.rewind_floor(0) <= n + 1
         driver.context.truncate(0, n + 1)

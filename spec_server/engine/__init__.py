@@ -1,0 +1,1 @@
+"""The engine: slots, rounds, checkpoints, transfer. Knows no HTTP."""

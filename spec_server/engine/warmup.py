@@ -1,0 +1,41 @@
+"""Before the first request: touch the weights, and give the draft length rule its first step costs."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from draft.window import StepCosts
+from spec_server.runtime.batch import Batch
+from spec_server.runtime.context import Context
+
+_SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
+_ROUNDS = 3
+
+
+def warm_up(target: Context) -> None:
+    """One decode of one token, which leaves nothing behind."""
+    _timed_decode(target, Batch(1), 1)
+
+
+def measure_step_costs(target: Context, costs: StepCosts, budget_s: float = 1.0) -> None:
+    """Decode a few small batches on an empty sequence; every size once, more often while the budget lasts."""
+    batch = Batch(max(_SIZES))
+    started = time.perf_counter()
+    for _ in range(_ROUNDS):
+        for n in _SIZES:
+            if n <= target.n_batch and n < target.n_ctx_seq:
+                costs.observe(n, _timed_decode(target, batch, n))
+        if time.perf_counter() - started > budget_s / 2:
+            break
+
+
+def _timed_decode(target: Context, batch: Batch, n_tokens: int) -> float:
+    """Milliseconds inside llama for one step over n_tokens tokens."""
+    before = target.decode_ns
+    batch.clear()
+    batch.add(0, np.zeros(n_tokens, np.int32), 0, output="all")
+    target.decode(batch)
+    target.truncate(0, 0)
+    return (target.decode_ns - before) / 1e6

@@ -1,0 +1,1 @@
+"""A thin, typed wrapper over llama.cpp. Knows nothing of slots, drafters or files."""
