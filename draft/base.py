@@ -71,6 +71,7 @@ class DraftRequest:
     p_min: float = 0.0
     sampling: DraftSampling = GREEDY_DRAFTING
     policy: LengthPolicy | None = None  # None: as long as n_max and p_min allow
+    only: str = ""  # the name of the one drafter that may answer; "": any
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +123,13 @@ class Drafter(Protocol):
     name: str
     n_max: int  # most tokens it will propose for one request
     needs_checkpoints: bool
-    decode_ns: int  # wall time inside llama_decode so far
-    cannot_rebuild: str  # why a state that was lost does not come back from the tokens alone; "" where it does
+    cannot_rebuild: str  # why a lost state does not come back from the tokens alone; "" where it does
     n_ctx_seq: int  # longest text it looks back on; 0 where it has no context of its own
     model_identity: tuple[str, str] | None  # (name, digest) of the model that drafts
+
+    @property
+    def decode_ns(self) -> int:
+        """Wall time inside llama_decode so far."""
 
     def begin(self, seq_id: int, tokens: Ints) -> None:
         """A request starts; `tokens` [n] is what the target keeps of the sequence before prefill."""

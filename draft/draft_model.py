@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 
-import orjson
-
+from draft import fit as fit_header
 from draft.base import (
     Accepted,
     Draft,
@@ -44,16 +43,23 @@ class DraftModelIdentity:
 
 @dataclass(slots=True)
 class _Sequence:
+    """`trail` are tokens behind the target's tip that the last propose left in the context."""
+
     base: int = 0
-    trail: int = 0  # tokens behind the target's tip that the last propose left in the context
+    trail: list[int] = field(default_factory=list)
     prompt_tokens: int = 0
-    rebuild: bool = True
+    is_sliding: bool = False  # it lags since its window moved, not since a state was lost
+    # Where the context cannot take its own drafts back: its part-way state in front of them, and its length there.
+    before: memoryview | None = None
+    before_n: int = 0
+    buffer: bytearray = field(default_factory=bytearray)
 
 
 class DraftModelDrafter:
     """Draft-model drafter over `context`; its sequence ids are the slots'."""
 
     name = "draft-simple"
+    cannot_rebuild = ""
 
     def __init__(
         self, context: Context, model: Model, identity: DraftModelIdentity, *, n_max: int, rebuild: bool = True
@@ -64,11 +70,11 @@ class DraftModelDrafter:
         self.model_identity: tuple[str, str] | None = (model.path.name, identity.model)
         self._ctx = context
         self._model = model
-        self._identity = identity
+        self._facts: dict[str, fit_header.Scalar] = asdict(identity)
         self._rebuild = rebuild
         self._batch = Batch(context.n_batch)
         self._seqs = [_Sequence() for _ in range(context.n_seq_max)]
-        self._tokens: dict[int, tuple[int, Ints, int]] = {}  # parts that wait for accept: pos0, tokens, n_draft
+        self._verified: dict[int, tuple[int, list[int]]] = {}  # parts that wait for accept: pos0, tokens
         self._window = max(1, context.n_ctx_seq - n_max - 2)
 
     @property
@@ -78,10 +84,10 @@ class DraftModelDrafter:
     # -- in step with the target
 
     def begin(self, seq_id: int, tokens: Ints) -> None:
-        seq = self._seqs[seq_id]
-        seq.prompt_tokens = 0
-        seq.rebuild = self._rebuild
         self.truncate(seq_id, len(tokens))
+        if self.n_tokens(seq_id) < len(tokens) and not self._rebuild:
+            self._cold(seq_id, len(tokens))  # it drafts with what comes from here on
+        self._seqs[seq_id].prompt_tokens = 0
 
     def process(self, batch: Batch) -> None:
         """Decode what is certain in `batch`; parts with drafted tokens wait for accept."""
@@ -89,32 +95,28 @@ class DraftModelDrafter:
         for part in batch.parts:
             tokens = batch.tokens[part.start : part.start + part.n_tokens]
             if part.n_draft:
-                self._tokens[part.seq_id] = (part.pos0, tokens.copy(), part.n_draft)
+                self._verified[part.seq_id] = (part.pos0, tokens.tolist())
                 continue
-            self._drop_trail(part.seq_id)
-            if self.n_tokens(part.seq_id) == part.pos0:
-                self._queue(part.seq_id, tokens)
+            self._drop_trail(part.seq_id, tokens.tolist(), part.pos0)
+            self._read(part.seq_id, tokens, part.pos0)
         self._flush()
 
     def accept(self, accepted: Sequence[Accepted]) -> None:
-        """Keep what the target kept: cut a draft that was rejected, decode what is missing of an accepted one."""
+        """Keep what the target kept, whoever drafted it: cut what it rejected, decode what is missing."""
         self._batch.clear()
         for item in accepted:
-            pos0, tokens, _ = self._tokens.pop(item.seq_id)
-            seq = self._seqs[item.seq_id]
-            want = pos0 + 1 + item.n_accepted
-            if not seq.trail and self.n_tokens(item.seq_id) < pos0:
-                continue  # lagging: propose catches up
-            have = self.n_tokens(item.seq_id)
-            seq.trail = 0
-            if have >= want:
-                self._cut(item.seq_id, want)
-            else:
-                self._queue(item.seq_id, tokens[have - pos0 : want - pos0])
+            pos0, tokens = self._verified.pop(item.seq_id, (-1, []))
+            if pos0 < 0:
+                continue
+            kept = tokens[: item.n_accepted + 1]
+            self._drop_trail(item.seq_id, kept, pos0)
+            self._read(item.seq_id, kept, pos0)
         self._flush()
 
     def truncate(self, seq_id: int, n_tokens: int) -> None:
-        self._seqs[seq_id].trail = 0
+        self._verified.pop(seq_id, None)
+        seq = self._seqs[seq_id]
+        self._drop_trail(seq_id, [], self.n_tokens(seq_id) - len(seq.trail))
         if self.n_tokens(seq_id) > n_tokens:
             self._cut(seq_id, n_tokens)
 
@@ -131,14 +133,16 @@ class DraftModelDrafter:
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         drafts = [GrowingDraft(r, self.n_max, self._model.eog) for r in requests]
-        active = [d for d in drafts if d.n_max > 0 and self._caught_up(d.request)]
+        wanted = [d for d in drafts if d.n_max > 0]
+        self._catch_up([d.request for d in wanted])
+        active = [d for d in wanted if self.n_tokens(d.request.seq_id) == len(d.request.tokens)]
+        self._before_drafts(active)
         while active:
             self._batch.clear()
             for d in active:
-                seq = self._seqs[d.request.seq_id]
-                pos = len(d.request.tokens) + len(d.tokens) - seq.base
-                self._batch.add(d.request.seq_id, (d.last,), pos, output="last")
-                seq.trail = len(d.tokens) + 1
+                seq_id = d.request.seq_id
+                self._batch.add(seq_id, (d.last,), self._ctx.n_tokens(seq_id), output="last")
+                self._seqs[seq_id].trail.append(d.last)
             try:
                 self._ctx.decode(self._batch)
             except LlamaError:
@@ -150,95 +154,93 @@ class DraftModelDrafter:
             active = [d for i, d in enumerate(active) if d.take(best[i], rows[i])]
         return [d.done(self.name) for d in drafts]
 
-    def _caught_up(self, request: DraftRequest) -> bool:
-        """Bring a lagging sequence nearer by at most one micro-batch; True where it stands at the target's tip."""
-        seq = self._seqs[request.seq_id]
-        self._drop_trail(request.seq_id)
-        n = len(request.tokens)
-        held = self.n_tokens(request.seq_id)
-        if n - seq.base > self._window or held > n:
-            self._cut(request.seq_id, 0)
-            seq.base = max(0, n - self._window // 2)
-            held = seq.base
-        if held == n:
-            return True
-        if not seq.rebuild:
-            return False
-        chunk = request.tokens[held : held + self._ctx.n_ubatch]
+    def _before_drafts(self, drafts: Sequence[GrowingDraft]) -> None:
+        """Recurrent memory cannot take single tokens back: keep what it held in front of them."""
+        if self._ctx.can_rewind_draft:
+            return
+        for d in drafts:
+            seq_id = d.request.seq_id
+            seq = self._seqs[seq_id]
+            seq.before_n = self._ctx.n_tokens(seq_id)
+            if seq.before_n == 0:
+                continue
+            size = self._ctx.state_size(seq_id, partial=True)
+            if len(seq.buffer) < size:
+                seq.buffer = bytearray(size)
+            seq.before = self._ctx.read_state(seq_id, memoryview(seq.buffer), partial=True)
+
+    def _catch_up(self, requests: Sequence[DraftRequest]) -> None:
+        """Bring lagging sequences nearer to the target's tip, by one micro-batch over all of them."""
         self._batch.clear()
-        self._queue(request.seq_id, chunk)
+        room = self._ctx.n_ubatch
+        for r in requests:
+            seq, n = self._seqs[r.seq_id], len(r.tokens)
+            self._drop_trail(r.seq_id, [], n)
+            held = self.n_tokens(r.seq_id)
+            if n - seq.base > self._window or held > n:
+                self._cold(r.seq_id, max(0, n - self._window // 2))
+                seq.is_sliding = held == n
+                held = seq.base
+            chunk = r.tokens[held : held + room]
+            if len(chunk):
+                self._queue(r.seq_id, chunk)
+                room -= len(chunk)
+                seq.prompt_tokens += 0 if seq.is_sliding else len(chunk)
+            else:
+                seq.is_sliding = False
         self._flush()
-        seq.prompt_tokens += len(chunk)
-        return self.n_tokens(request.seq_id) == n
 
     # -- state
 
     def fit(self, seq_id: int) -> bytes:
-        i = self._identity
-        return orjson.dumps(
-            {
-                "kind": self.name,
-                "version": 1,
-                "model": i.model,
-                "type_k": i.type_k,
-                "type_v": i.type_v,
-                "v_transposed": i.v_transposed,
-                "rope": i.rope,
-                "n_tokens": self._ctx.n_tokens(seq_id),
-                "base": self._seqs[seq_id].base,
-            }
-        )
+        held, base = self._ctx.n_tokens(seq_id) - len(self._seqs[seq_id].trail), self._seqs[seq_id].base
+        return fit_header.dump(self.name, self._facts, n_tokens=held, base=base)
 
     def unfit(self, fit: bytes, n_tokens: int, context_size: int, spec_size: int) -> str | None:
-        try:
-            header = orjson.loads(fit)
-        except orjson.JSONDecodeError:
-            return "fit header is not JSON"
-        if not isinstance(header, dict) or header.get("version") != 1:
-            return "fit header of another version"
-        if header.get("kind") != self.name:
-            return f"kind of drafter: stored {header.get('kind')}, running {self.name}"
-        for name in ("model", "type_k", "type_v", "v_transposed", "rope"):
-            if header.get(name) != getattr(self._identity, name):
-                label = "draft model" if name == "model" else name
-                return f"{label}: stored {header.get(name)}, running {getattr(self._identity, name)}"
-        held, base = header.get("n_tokens"), header.get("base")
-        if not isinstance(held, int) or not isinstance(base, int) or held < 0 or base < 0:
-            return "fit header without positions"
-        if base + held > n_tokens:
-            return f"position: the draft holds {base + held} tokens, the target {n_tokens}"
-        if held > self._ctx.n_ctx_seq:
-            return f"draft context too small: stored {held} tokens, running {self._ctx.n_ctx_seq}"
-        if spec_size != _SPEC.size:
-            return f"speculative state size: stored {spec_size}, running {_SPEC.size}"
-        return None
+        header = fit_header.load(fit, self.name)
+        if isinstance(header, str):
+            return header
+        return (
+            fit_header.difference(header, self._facts, {"model": "draft model"})
+            or fit_header.positions(header, n_tokens, self._ctx.n_ctx_seq)
+            or fit_header.size("speculative state", spec_size, _SPEC.size)
+        )
 
     def state_size(self, seq_id: int, *, partial: bool) -> int:
         # A context that truncates needs nothing of a checkpoint; its partial state would be the whole one.
         return 0 if partial and not self.needs_checkpoints else self._ctx.state_size(seq_id, partial=partial)
 
     def capture(self, seq_id: int, out: memoryview, *, partial: bool) -> DraftState:
-        self._drop_trail(seq_id)
-        if partial and not self.needs_checkpoints:
-            return DraftState(b"", b"")
-        spec = _SPEC.pack(self._seqs[seq_id].base, self._ctx.n_tokens(seq_id))
-        return DraftState(self._ctx.read_state(seq_id, out, partial=partial), spec)
-
-    def apply(self, seq_id: int, state: DraftState, tokens: Ints, *, partial: bool) -> None:
-        if not state.spec:
-            self.truncate(seq_id, len(tokens))
-            return
         seq = self._seqs[seq_id]
-        seq.trail = 0
-        base, held = _SPEC.unpack(state.spec)
+        self._drop_trail(seq_id, [], self.n_tokens(seq_id) - len(seq.trail))
+        held = self._ctx.n_tokens(seq_id)
+        if held == 0 or (partial and not self.needs_checkpoints):
+            return DraftState(b"", b"" if partial else _SPEC.pack(seq.base, 0))
+        return DraftState(self._ctx.read_state(seq_id, out, partial=partial), _SPEC.pack(seq.base, held))
+
+    def apply(self, seq_id: int, state: DraftState, tokens: Ints, *, partial: bool) -> str:
+        if not len(state.spec):
+            self.truncate(seq_id, len(tokens))
+            return ""
+        seq = self._seqs[seq_id]
+        self._forget_trail(seq_id)
         try:
+            if len(state.spec) != _SPEC.size:
+                raise StateError(f"a speculative state of {len(state.spec)} bytes, {_SPEC.size} are wanted")
+            base, held = _SPEC.unpack(state.spec)
             if base + held > len(tokens):
                 raise StateError(f"the draft state holds {base + held} tokens, the target {len(tokens)}")
-            self._ctx.write_state(seq_id, memoryview(state.context), held, partial=partial)
+            if partial and base != seq.base:
+                raise StateError(f"the draft's window has moved from {base} to {seq.base}")
+            if held:
+                self._ctx.write_state(seq_id, memoryview(state.context), held, partial=partial)
+            else:
+                self._ctx.truncate(seq_id, 0)
         except LlamaError as e:
             self._cold(seq_id)
             raise DraftStateError(str(e)) from e
         seq.base = base
+        return ""
 
     def close(self) -> None:
         self._batch.close()
@@ -247,10 +249,16 @@ class DraftModelDrafter:
 
     # -- the draft context
 
-    def _queue(self, seq_id: int, tokens: Ints) -> None:
+    def _read(self, seq_id: int, tokens: Sequence[int] | Ints, pos0: int) -> None:
+        """Queue what the context lacks of tokens [n], which stand at pos0. One that lags further is left to propose."""
+        have = self.n_tokens(seq_id) - pos0
+        if 0 <= have < len(tokens):
+            self._queue(seq_id, tokens[have:])
+
+    def _queue(self, seq_id: int, tokens: Sequence[int] | Ints) -> None:
         """Add tokens behind what the context holds; a window that is full lags instead."""
         n = self._ctx.n_tokens(seq_id)
-        if n + len(tokens) <= self._ctx.n_ctx_seq and len(tokens):
+        if n + len(tokens) <= self._ctx.n_ctx_seq and len(tokens) <= self._batch.room:
             self._batch.add(seq_id, tokens, n, output="none")
 
     def _flush(self) -> None:
@@ -262,25 +270,41 @@ class DraftModelDrafter:
             for part in self._batch.parts:
                 self._cold(part.seq_id)
 
-    def _drop_trail(self, seq_id: int) -> None:
+    def _drop_trail(self, seq_id: int, tokens: Sequence[int], pos0: int) -> None:
+        """Of the draft behind pos0 keep what `tokens`, which stand there, begin with."""
         seq = self._seqs[seq_id]
         if seq.trail:
-            self._cut(seq_id, self.n_tokens(seq_id) - seq.trail)
-            seq.trail = 0
+            n = 0
+            while n < min(len(seq.trail), len(tokens)) and seq.trail[n] == tokens[n]:
+                n += 1
+            if n < len(seq.trail):
+                self._cut(seq_id, pos0 + n)
+        self._forget_trail(seq_id)
+
+    def _forget_trail(self, seq_id: int) -> None:
+        self._seqs[seq_id].trail.clear()
+        self._seqs[seq_id].before = None
 
     def _cut(self, seq_id: int, n_tokens: int) -> None:
-        seq = self._seqs[seq_id]
+        """Keep the first n_tokens, or fewer where that is out of reach; what is missing is read again."""
+        seq, ctx = self._seqs[seq_id], self._ctx
         keep = n_tokens - seq.base
-        if keep <= 0 or (keep < self._ctx.n_tokens(seq_id) and keep < self._ctx.rewind_floor(seq_id)):
+        if 0 < keep and ctx.rewind_floor(seq_id) <= keep <= ctx.n_tokens(seq_id):
+            ctx.truncate(seq_id, keep)
+            return
+        if seq.before is None or keep < seq.before_n:
             self._cold(seq_id)
-        else:
-            self._ctx.truncate(seq_id, keep)
+            return
+        try:
+            ctx.write_state(seq_id, seq.before, seq.before_n, partial=True)
+        except StateError:
+            self._cold(seq_id)
 
-    def _cold(self, seq_id: int) -> None:
+    def _cold(self, seq_id: int, base: int = 0) -> None:
+        """An empty context whose first token will be that at `base`."""
+        self._forget_trail(seq_id)
         self._ctx.truncate(seq_id, 0)
-        self._seqs[seq_id] = _Sequence(
-            prompt_tokens=self._seqs[seq_id].prompt_tokens, rebuild=self._seqs[seq_id].rebuild
-        )
+        self._seqs[seq_id].base = base
 
 
 def check_vocabulary(target: Model, draft: Model) -> None:

@@ -1,4 +1,4 @@
-"""The fit header of a stored state: JSON that names what the state depends on; written and judged here, applied elsewhere."""
+"""The fit header of a stored state: JSON that names what the state depends on; reads no state."""
 
 from __future__ import annotations
 
@@ -30,11 +30,14 @@ def load(fit: bytes, kind: str) -> dict[str, Any] | str:
     return header
 
 
-def difference(header: Mapping[str, Any], facts: Mapping[str, Scalar]) -> str | None:
-    """The first fact that is another one in the header."""
+def difference(
+    header: Mapping[str, Any], facts: Mapping[str, Scalar], words: Mapping[str, str] | None = None
+) -> str | None:
+    """The first fact that is another one in the header; `words` names facts in the answer."""
     for name, running in facts.items():
         if header.get(name) != running:
-            return f"{name.replace('_', ' ')}: stored {header.get(name)}, running {running}"
+            word = (words or {}).get(name, name)
+            return f"{word}: stored {header.get(name)}, running {running}"
     return None
 
 

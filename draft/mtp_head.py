@@ -65,6 +65,8 @@ class MtpHeadDrafter:
         self, context: Context, target: Context, model: Model, facts: Mapping[str, fit_header.Scalar], *, n_max: int
     ) -> None:
         self.n_max = n_max
+        self.n_ctx_seq = context.n_ctx_seq
+        self.model_identity: tuple[str, str] | None = model.identity()
         self._ctx = context
         self._target = target
         self._model = model

@@ -16,7 +16,8 @@ class NoDrafter:
     needs_checkpoints = False
     decode_ns = 0
     n_ctx_seq = 0
-    model_identity = None
+    model_identity: tuple[str, str] | None = None
+    cannot_rebuild = ""
 
     def begin(self, seq_id: int, tokens: Ints) -> None:
         pass
@@ -51,8 +52,8 @@ class NoDrafter:
     def capture(self, seq_id: int, out: memoryview, *, partial: bool) -> DraftState:
         return DraftState(b"", b"")
 
-    def apply(self, seq_id: int, state: DraftState, tokens: Ints, *, partial: bool) -> None:
-        pass
+    def apply(self, seq_id: int, state: DraftState, tokens: Ints, *, partial: bool) -> str:
+        return ""
 
     def prompt_tokens(self, seq_id: int) -> int:
         return 0

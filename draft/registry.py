@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from draft.base import Drafter, DraftSetupError
+from draft.chain import ChainDrafter
 from draft.draft_model import DraftModelDrafter, DraftModelIdentity, check_vocabulary
+from draft.fit import Scalar
+from draft.mtp_head import MtpHeadDrafter
+from draft.ngram import NgramModDrafter, NgramSimpleDrafter
 from draft.none import NoDrafter
 from spec_server.runtime.context import Context
 from spec_server.runtime.llama_context import LlamaContext
 from spec_server.runtime.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class NgramOptions:
+    """Lengths in tokens; llama-server's names and defaults."""
+
+    simple_size_n: int = 12
+    simple_size_m: int = 48
+    simple_min_hits: int = 1
+    mod_n_match: int = 24
+    mod_n_min: int = 48
+    mod_n_max: int = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +49,14 @@ class DrafterSetup:
     type_k: str = "f16"
     type_v: str = "f16"
     rebuild: bool = True
+    ngram: NgramOptions = field(default_factory=NgramOptions)
 
 
-def _draft_simple(setup: DrafterSetup) -> Drafter:
-    if setup.model_path is None:
-        raise DraftSetupError("draft-simple needs a draft model (--model-draft)")
-    model = Model(setup.model_path, n_gpu_layers=setup.n_gpu_layers)
-    check_vocabulary(setup.target_model, model)
-    context = LlamaContext(
+def _context(setup: DrafterSetup, model: Model, *, mtp: bool) -> LlamaContext:
+    return LlamaContext(
         model,
         n_ctx=setup.n_ctx,
-        n_batch=setup.n_batch,
+        n_batch=setup.target.n_batch if mtp else setup.n_batch,
         n_ubatch=setup.n_ubatch,
         n_seq_max=setup.target.n_seq_max,
         n_threads=setup.n_threads,
@@ -52,23 +65,105 @@ def _draft_simple(setup: DrafterSetup) -> Drafter:
         flash_attn=setup.flash_attn,
         type_k=setup.type_k,
         type_v=setup.type_v,
+        mtp=mtp,
     )
+
+
+def _draft_simple(setup: DrafterSetup) -> Drafter:
+    if setup.model_path is None:
+        raise DraftSetupError("draft-simple needs a draft model (--model-draft)")
+    model = Model(setup.model_path, n_gpu_layers=setup.n_gpu_layers)
+    check_vocabulary(setup.target_model, model)
+    context = _context(setup, model, mtp=False)
     _, digest = model.identity()
     identity = DraftModelIdentity(digest, setup.type_k, setup.type_v, context.v_transposed, "model")
     return DraftModelDrafter(context, model, identity, n_max=setup.n_max, rebuild=setup.rebuild)
 
 
+def _draft_mtp(setup: DrafterSetup) -> Drafter:
+    model = setup.target_model
+    if model.n_nextn == 0:
+        raise DraftSetupError(f"draft-mtp: {model.path.name} has no MTP head")
+    if model.n_nextn > 1:
+        raise DraftSetupError(
+            f"draft-mtp: {model.path.name} has {model.n_nextn} MTP layers; only a single head is supported"
+        )
+    if model.arch.endswith("assistant"):
+        raise DraftSetupError(
+            f"draft-mtp: the head of {model.arch} shares the target's memory; only a head with its own is supported"
+        )
+    context = _context(setup, model, mtp=True)
+    facts: dict[str, Scalar] = {
+        "model": model.identity()[1],
+        "type_k": setup.type_k,
+        "type_v": setup.type_v,
+        "v_transposed": context.v_transposed,
+        "rope": "model",
+    }
+    return MtpHeadDrafter(context, setup.target, model, facts, n_max=setup.n_max)
+
+
+def _ngram_simple(setup: DrafterSetup) -> Drafter:
+    options, end = setup.ngram, setup.target_model.eog
+    return NgramSimpleDrafter(
+        setup.target.n_seq_max,
+        size_n=options.simple_size_n,
+        size_m=options.simple_size_m,
+        min_hits=options.simple_min_hits,
+        end=end,
+    )
+
+
+def _ngram_mod(setup: DrafterSetup) -> Drafter:
+    options, model = setup.ngram, setup.target_model
+    return NgramModDrafter(
+        setup.target.n_seq_max,
+        n_match=options.mod_n_match,
+        n_min=options.mod_n_min,
+        n_max=options.mod_n_max,
+        end=model.eog,
+        n_vocab=model.n_vocab,
+    )
+
+
 FACTORIES: Mapping[str, Callable[[DrafterSetup], Drafter]] = {
     "none": lambda setup: NoDrafter(),
     "draft-simple": _draft_simple,
+    "draft-mtp": _draft_mtp,
+    "ngram-simple": _ngram_simple,
+    "ngram-mod": _ngram_mod,
 }
 
 
+def reads_hidden_rows(types: Sequence[str]) -> bool:
+    """Whether the target must be loaded with its MTP head and made to show its hidden rows."""
+    return "draft-mtp" in types
+
+
+def longest_draft(types: Sequence[str], n_max: int, ngram: NgramOptions) -> int:
+    """The most tokens that any of these drafters proposes, known before there is a target."""
+    own = {"none": 0, "ngram-simple": ngram.simple_size_m, "ngram-mod": ngram.mod_n_max}
+    return max((own.get(t, n_max) for t in types), default=0)
+
+
 def make_drafter(types: Sequence[str], setup: DrafterSetup) -> Drafter:
-    """DraftSetupError where a name is unknown, a part is missing, or the drafter cannot serve this target."""
+    """One drafter, or a chain of several in that order.
+
+    DraftSetupError where a name is unknown, a part is missing, or a drafter cannot serve this target.
+    """
     unknown = [t for t in types if t not in FACTORIES]
     if unknown:
         raise DraftSetupError(f"no drafter is called {unknown[0]}; there are {', '.join(FACTORIES)}")
-    if len(types) > 1:
-        raise DraftSetupError("chains of drafters are not available yet")
-    return FACTORIES[types[0] if types else "none"](setup)
+    if len(set(types)) < len(types) or (len(types) > 1 and "none" in types):
+        raise DraftSetupError(f"no chain of drafters: {', '.join(types)}")
+    if "draft-mtp" in types and setup.model_path is not None and "draft-simple" not in types:
+        raise DraftSetupError("draft-mtp: a head in a GGUF of its own (--model-draft) is not supported")
+    members: list[Drafter] = []
+    try:
+        for name in types or ("none",):
+            members.append(FACTORIES[name](setup))
+    except BaseException:
+        for member in members:
+            member.close()
+        raise
+    return members[0] if len(members) == 1 else ChainDrafter(members)

@@ -14,12 +14,14 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 _POSITIONS = 4  # the fourth stands for all later ones
 _BINS = 8
 _MEMORY = 32.0  # observations that a cell of the calibration remembers
 _PRIOR = 2.0  # observations that the drafter's own confidence counts for
 _LOOK_AHEAD = 16
-_LARGEST_STEP = 512
+_LARGEST_STEP = 128
 _PROBE_LOSS = 0.003  # share of the rate that a slot which does not draft may spend on trying again
 _SHORTEST_WAIT, _LONGEST_WAIT = 8, 256  # rounds
 _EXPLORE = 32  # every so many drafts one goes on as long as it may stand, so that later positions are known
@@ -96,61 +98,62 @@ class StepCosts:
     """What a target step takes in milliseconds, by tokens in its batch; learnt from every step.
 
     In logarithms, a level that follows load and context length fast and a shape over batch sizes that moves slowly,
-    so that a busy neighbour is not mistaken for an expensive batch. Outliers are clipped.
+    so that a busy neighbour is not mistaken for an expensive batch. Outliers are clipped. One thread writes; `ms`
+    may be read from another.
     """
 
-    __slots__ = ("_level", "_seen", "_shape")
+    __slots__ = ("_level", "_seen", "_shape", "_table")
 
     def __init__(self) -> None:
         self._level = math.nan
         self._shape: dict[int, float] = {}
         self._seen: dict[int, int] = {}
+        self._table: list[float] = []  # shape by tokens in the batch, not logarithmic; [0] unused
 
     def observe(self, n_tokens: int, ms: float) -> None:
         if not 0 < n_tokens <= _LARGEST_STEP or ms <= 0.0:
             return
         y = math.log(ms)
         if math.isnan(self._level):
-            self._level = y - self._shape_at(n_tokens)
+            self._level = y - math.log(_unknown_shape(n_tokens))
         seen = self._seen.get(n_tokens, 0)
-        error = y - self._level - self._shape_at(n_tokens)
+        shape = self._shape.get(n_tokens) or math.log(self._shape_at(n_tokens))
+        error = y - self._level - shape
         if seen >= 3:
             error = max(-0.7, min(0.7, error))
             self._level += 0.1 * error
         self._seen[n_tokens] = seen + 1
-        self._shape[n_tokens] = self._shape_at(n_tokens) + max(0.02, 1.0 / (seen + 2)) * error
+        self._shape[n_tokens] = shape + max(0.02, 1.0 / (seen + 2)) * error
+        self._table = self._interpolate()
 
     def ms(self, n_tokens: int) -> float:
         """Expected milliseconds; never less than that of a smaller batch. 0 before anything was seen."""
-        if math.isnan(self._level):
-            return 0.0
-        return math.exp(self._level + self._shape_at(n_tokens))
+        return 0.0 if math.isnan(self._level) else math.exp(self._level) * self._shape_at(n_tokens)
 
     def _shape_at(self, n_tokens: int) -> float:
-        """Of a size not seen: on the line through its neighbours in milliseconds; beyond them, in proportion."""
-        known = self._shape.get(n_tokens)
-        if known is not None and self._seen[n_tokens] >= 1:
-            return known
-        below = max((n for n in self._shape if n < n_tokens), default=0)
-        above = min((n for n in self._shape if n > n_tokens), default=0)
-        if below and above:
-            low, high = math.exp(self._shape[below]), math.exp(self._shape[above])
-            at = low + (high - low) * (n_tokens - below) / (above - below)
-            return math.log(max(at, 1e-9))
-        if below:
-            return math.log(self._beyond(below, n_tokens))
-        if above:
-            return self._shape[above] - math.log1p(0.5 * (above - n_tokens) / n_tokens)
-        return math.log1p(0.5 * (n_tokens - 1))
+        table = self._table
+        if not table:
+            return _unknown_shape(n_tokens)
+        if n_tokens < len(table):
+            return table[n_tokens]
+        return table[-1] + (table[-1] - table[-2]) * (n_tokens - len(table) + 1)
 
-    def _beyond(self, last: int, n_tokens: int) -> float:
-        """On the line through the two largest sizes seen; from one alone, half a token's share for each more."""
-        end = math.exp(self._shape[last])
-        before = max((n for n in self._shape if n < last), default=0)
-        slope = 0.5 * end / last
-        if before:
-            slope = max(0.0, end - math.exp(self._shape[before])) / (last - before)
-        return end + slope * (n_tokens - last)
+    def _interpolate(self) -> list[float]:
+        """Straight lines between the sizes seen; beyond the largest, on along the last of them."""
+        sizes = sorted(self._shape)
+        known = [math.exp(self._shape[n]) for n in sizes]
+        if len(sizes) == 1:
+            scale = known[0] / _unknown_shape(sizes[0])
+            return [scale * _unknown_shape(max(1, n)) for n in range(sizes[0] + 2)]
+        before, last = sizes[-2:]
+        slope = max(0.0, known[-1] - known[-2]) / (last - before)
+        table = np.interp(np.arange(last + 2), [*sizes, last + 1], [*known, known[-1] + slope])
+        return list(np.maximum.accumulate(table).tolist())
+
+
+def _unknown_shape(n_tokens: int) -> float:
+    """Half a token's share for each further one: between a machine bound by memory and one bound by arithmetic."""
+    return 1.0 + 0.5 * (n_tokens - 1)
 
 
 @dataclass(slots=True)

@@ -177,6 +177,8 @@ class SlotFile:
             elif self._source.hash(section.offset, section.length, progress) != section.digest:
                 damage.append(ChecksumMismatch(f"{section.label}: checksum", section.label))
         progress(self.n_read - self.sections[-1].end)
+        if self.checksum == "absent" and self.draft_bytes and self.draft() is None:
+            damage.append(Truncated(f"draft block: {self.dropped[-1].reason}", "draft"))
         for index, reason, detail in self._layout.lost:
             damage.append(Truncated(f"checkpoint {index} and all after it: {reason} {detail}", "checkpoints"))
         return damage

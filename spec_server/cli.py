@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from pydantic import ValidationError
 
-from spec_server import __version__
+from spec_server import __version__, machine
 from spec_server.options import ALWAYS_SO, IGNORED
 from spec_server.settings import Settings, env_names, option_of
 
@@ -21,6 +21,7 @@ _FLAG = re.compile(r"--?[A-Za-z]")
 
 def main(argv: Sequence[str] | None = None) -> int:
     settings = parse(sys.argv[1:] if argv is None else argv)
+    machine.limit_spinning(settings.omp_spin)
     # Late, so that --help and a mistyped flag do not wait for the native library.
     from spec_server.launch import serve
 

@@ -1,4 +1,4 @@
-"""What this machine offers: cores and memory. Reads the system, changes nothing."""
+"""What this machine offers, cores and memory, and how llama's workers behave on it; starts nothing."""
 
 from __future__ import annotations
 
@@ -37,3 +37,19 @@ def default_checkpoint_bytes() -> int:
     except OSError:
         pass
     return min(free // 4, 2 * _GIB)
+
+
+_SPIN = "GOMP_SPINCOUNT"
+# Enough to meet at a barrier when nobody is in the way, little enough to give a core up when somebody is.
+_DEFAULT_SPIN = 300
+
+
+def limit_spinning(count: int) -> None:
+    """How long OpenMP workers spin at barriers; -1 takes what the environment says, else the default.
+
+    Has an effect only before the native library is loaded.
+    """
+    if count >= 0:
+        os.environ[_SPIN] = str(count)
+    elif "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault(_SPIN, str(_DEFAULT_SPIN))

@@ -126,6 +126,10 @@ def _switch(value: object) -> object:
     return _SWITCH_WORDS.get(value.strip().lower(), value) if isinstance(value, str) else value
 
 
+def _auto(value: object) -> object:
+    return -1 if value == "auto" else value
+
+
 def _layers(value: object) -> object:
     return {"auto": -1, "all": -2}.get(value.strip().lower(), value) if isinstance(value, str) else value
 
@@ -149,6 +153,7 @@ def _json_object(value: object) -> object:
 
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 Switch = Annotated[bool, BeforeValidator(_switch)]
+CountOrAuto = Annotated[int, BeforeValidator(_auto), Field(ge=-1)]
 Layers = Annotated[int, BeforeValidator(_layers), Field(ge=-2)]
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
 Count = Annotated[int, Field(ge=0)]

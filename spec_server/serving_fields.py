@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 
 from spec_server.options import (
     Count,
+    CountOrAuto,
     FlashAttn,
     JsonObject,
     KvType,
@@ -188,6 +189,24 @@ class ComputeFields(BaseModel):
         int,
         Field(ge=-1, le=512),
         Option("-tb --threads-batch", _COMPUTE, "N", "threads for prompts, -1 for as many as --threads"),
+    ] = -1
+    threads_adaptive: Annotated[
+        Switch,
+        Option(
+            "--threads-adaptive",
+            _COMPUTE,
+            "on|off",
+            "fewer threads for generation while a core is taken away for long",
+        ),
+    ] = True
+    omp_spin: Annotated[
+        CountOrAuto,
+        Option(
+            "--omp-spin",
+            _COMPUTE,
+            "N|auto",
+            "turns that a llama worker spins at a barrier before it sleeps (GOMP_SPINCOUNT)",
+        ),
     ] = -1
     gpu_layers: Annotated[
         Layers,

@@ -122,7 +122,7 @@ class Speculation:
         assert task is not None
         n_tokens = len(slot.tokens)
         wanted = task.request.speculative
-        n_max = self._defaults.n_max if wanted.n_max is None else wanted.n_max
+        n_max = self._drafter.n_max if wanted.n_max is None else wanted.n_max
         # What the target lacks takes the draft's place, so that a batch never grows past a token and a draft.
         n_max -= len(self._lacking(slot))
         # The round's own token needs no cell and counts as one, so a draft may fill all but that.
@@ -138,6 +138,7 @@ class Speculation:
             self._defaults.p_min if wanted.p_min is None else wanted.p_min,
             task.sampler.drafting(n_tokens + 1, _history(slot, task.sampler.n_history, task.last_token)),
             self.policy,
+            wanted.type or "",
         )
 
 

@@ -435,9 +435,9 @@ class LlamaContext:
                 )
             if not 0 < n_tokens <= self.n_ctx_seq:
                 raise StateError(f"a state of {n_tokens} tokens; a sequence holds 1..{self.n_ctx_seq}")
-            self._apply(
-                seq_id, _state_form.to_n_streams(state, self._form, partial=partial), n_tokens, partial
-            )
+            _state_form.check(state, self._form, self._head, n_tokens, partial=partial)
+            native = _state_form.to_n_streams(state, self._form, partial=partial)
+            self._apply(seq_id, native, n_tokens, partial)
         except StateError:
             self._empty(seq_id)
             raise

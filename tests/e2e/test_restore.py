@@ -20,7 +20,7 @@ from tests.e2e.served import Answer, Served, differences, flags
 from tests.e2e.texts import FOLLOW_UPS, common, conversations, prompt_of
 
 SLOT = 1  # faults sit outside slot 0
-PAIRS = ("real", "self", "hybrid", "window", "window-hybrid")
+PAIRS = ("real", "self", "hybrid", "window", pytest.param("window-hybrid", marks=pytest.mark.slow))
 # A small micro-batch makes the window's cache small as well, so that it loses what lies before the window.
 MORE = {"hybrid": ("-ub", "64"), "window": ("-ub", "64"), "window-hybrid": ("-ub", "64")}
 

@@ -1,0 +1,71 @@
+"""How many threads llama gets while the machine is shared; pure: it is told times and answers with a number.
+
+llama's workers wait for each other at every barrier, so that one core taken by somebody else slows all of them. When
+steps stay slow for long, fewer threads are tried for a few steps and kept where they are faster; later one more is
+tried again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+_SLOW = 1.3  # times the usual cost of a step
+_SLOW_FOR_MS = 700.0
+_TRIAL_STEPS = 6
+_BETTER = 0.95  # of the cost before the trial
+_FIRST_WAIT_MS, _LAST_WAIT_MS = 3_000.0, 10_000.0
+
+
+@dataclass(slots=True)
+class ThreadTuner:
+    """`observe` every step without prompt tokens; it returns the number of threads for the next one."""
+
+    n_max: int
+    n_now: int = 0
+    _usual: dict[int, float] = field(default_factory=dict)  # cost of a step in its best times, by threads
+    _cost: float = 0.0
+    _slow_ms: float = 0.0
+    _waited_ms: float = 0.0
+    _wait_ms: float = _FIRST_WAIT_MS
+    _trial_from: int = 0  # threads before the trial, 0 outside one
+    _trial: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.n_now = self.n_now or self.n_max
+
+    def observe(self, cost: float, ms: float) -> int:
+        """`cost`: milliseconds of the step as if it had one token; `ms`: what it took on the clock."""
+        if self._trial_from:
+            self._trial.append(cost)
+            if len(self._trial) >= _TRIAL_STEPS:
+                self._end_trial()
+            return self.n_now
+        self._cost = cost if self._cost <= 0.0 else self._cost + 0.15 * (cost - self._cost)
+        usual = self._usual.get(self.n_now, self._cost)
+        # Best times fade, since a longer context makes every step dearer.
+        self._usual[self.n_now] = min(self._cost, usual * (1.0 + 1e-4 * ms / 10.0))
+        self._waited_ms += ms
+        self._slow_ms = self._slow_ms + ms if self._cost > _SLOW * usual else 0.0
+        if self.n_now > 1 and self._slow_ms >= _SLOW_FOR_MS and self._waited_ms >= self._pause_ms():
+            self._begin_trial(self.n_now - 1)
+        elif self.n_now < self.n_max and self._waited_ms >= self._wait_ms:
+            self._begin_trial(self.n_now + 1)
+        return self.n_now
+
+    def _pause_ms(self) -> float:
+        """Trials downwards wait as well after one that failed."""
+        return 0.0 if self._wait_ms <= _FIRST_WAIT_MS else self._wait_ms
+
+    def _begin_trial(self, n_threads: int) -> None:
+        self._trial_from, self.n_now = self.n_now, n_threads
+        self._trial.clear()
+
+    def _end_trial(self) -> None:
+        """The median of the trial, its first step left out, against what was before."""
+        tried = sorted(self._trial[1:])[len(self._trial[1:]) // 2]
+        if tried < _BETTER * self._cost:
+            self._cost, self._wait_ms = tried, _FIRST_WAIT_MS
+        else:
+            self.n_now = self._trial_from
+            self._wait_ms = min(2 * self._wait_ms, _LAST_WAIT_MS)
+        self._trial_from, self._slow_ms, self._waited_ms = 0, 0.0, 0.0

@@ -1,0 +1,54 @@
+"""The thread rule against simulated machines: costs are drawn, nothing is timed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from spec_server.engine.threads import ThreadTuner
+
+
+def run(cost: Callable[[int, float], float], seconds: float, n_max: int = 2, seed: int = 0) -> tuple[float, list[int]]:
+    """Mean step time, and the threads of every step; `cost(n_threads, t)` gives milliseconds."""
+    tuner, rng = ThreadTuner(n_max), random.Random(seed)
+    t, threads = 0.0, []
+    while t < seconds * 1e3:
+        threads.append(tuner.n_now)
+        ms = cost(tuner.n_now, t / 1e3) * (1 + 0.1 * rng.random())
+        t += ms
+        tuner.observe(ms, ms)
+    return t / len(threads), threads
+
+
+def test_alone_the_threads_stay_what_they_were() -> None:
+    _, threads = run(lambda n, t: 16.0 / n, 120)
+    assert set(threads) == {2}
+
+
+def test_a_long_context_that_slows_every_step_alike_costs_little() -> None:
+    mean, threads = run(lambda n, t: (1 + t / 60) * 16.0 / n, 120)
+    fixed, _ = run(lambda n, t: (1 + t / 60) * 8.0, 120)
+    assert mean < 1.02 * fixed
+    assert threads.count(2) > 0.97 * len(threads)
+
+
+def test_with_a_core_taken_away_one_thread_takes_over_and_two_come_back() -> None:
+    def cost(n: int, t: float) -> float:
+        busy = 5 <= t < 25
+        return (24.0 if busy else 8.0) if n == 2 else 15.0
+
+    mean, threads = run(cost, 60)
+    assert threads[-1] == 2
+    assert threads.count(1) > 1000 / 15
+    never, always = run(lambda n, t: cost(2, t), 60)[0], run(lambda n, t: cost(1, t), 60)[0]
+    assert mean < 0.93 * min(never, always)
+
+
+@pytest.mark.parametrize("n_max", [1, 2, 8])
+def test_the_number_stays_within_its_bounds(n_max: int) -> None:
+    rng = random.Random(1)
+    _, threads = run(lambda n, t: 8.0 * rng.choice((1, 1, 3)), 60, n_max)
+    assert min(threads) >= 1
+    assert max(threads) <= n_max
