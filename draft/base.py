@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from draft.window import LengthPolicy
+from draft.window import DraftLength
 from spec_server.runtime.batch import Batch
 
 Ints = npt.NDArray[np.int32]
@@ -70,7 +70,7 @@ class DraftRequest:
     n_min: int = 0
     p_min: float = 0.0
     sampling: DraftSampling = GREEDY_DRAFTING
-    policy: LengthPolicy | None = None  # None: as long as n_max and p_min allow
+    length: DraftLength | None = None  # None: as long as n_max and p_min allow
     only: str = ""  # the name of the one drafter that may answer; "": any
 
 
@@ -172,5 +172,8 @@ class Drafter(Protocol):
 
     def prompt_tokens(self, seq_id: int) -> int:
         """Prompt tokens that the drafter itself processed since begin."""
+
+    def set_threads(self, n_threads: int) -> None:
+        """From its next decode on."""
 
     def close(self) -> None: ...

@@ -167,6 +167,10 @@ class ChainDrafter:
         for m in self.members:
             m.close()
 
+    def set_threads(self, n_threads: int) -> None:
+        for m in self.members:
+            m.set_threads(n_threads)
+
 
 def _kind(fit: bytes) -> str:
     try:

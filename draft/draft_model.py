@@ -8,6 +8,7 @@ drafts, so that a lost draft state costs draft time only.
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -21,7 +22,7 @@ from draft.base import (
     DraftStateError,
     Ints,
 )
-from draft.growing import GrowingDraft
+from draft.growing import GrowingDraft, report_cost
 from spec_server.runtime.batch import Batch
 from spec_server.runtime.context import Context
 from spec_server.runtime.errors import LlamaError, StateError
@@ -48,7 +49,7 @@ class _Sequence:
     base: int = 0
     trail: list[int] = field(default_factory=list)
     prompt_tokens: int = 0
-    is_sliding: bool = False  # it lags since its window moved, not since a state was lost
+    lags_by_choice: bool = False  # its window moved, or it rests; no state was lost
     # Where the context cannot take its own drafts back: its part-way state in front of them, and its length there.
     before: memoryview | None = None
     before_n: int = 0
@@ -75,6 +76,7 @@ class DraftModelDrafter:
         self._batch = Batch(context.n_batch)
         self._seqs = [_Sequence() for _ in range(context.n_seq_max)]
         self._verified: dict[int, tuple[int, list[int]]] = {}  # parts that wait for accept: pos0, tokens
+        self._resting: set[int] = set()  # sequences for which the length rule wants no drafts at present
         self._window = max(1, context.n_ctx_seq - n_max - 2)
 
     @property
@@ -97,6 +99,10 @@ class DraftModelDrafter:
             if part.n_draft:
                 self._verified[part.seq_id] = (part.pos0, tokens.tolist())
                 continue
+            if part.n_tokens == 1 and part.seq_id in self._resting and self._rebuild:
+                # Nothing is drafted here for now: what is missing is read in one go when a draft is tried again.
+                self._seqs[part.seq_id].lags_by_choice = True
+                continue
             self._drop_trail(part.seq_id, tokens.tolist(), part.pos0)
             self._read(part.seq_id, tokens, part.pos0)
         self._flush()
@@ -115,13 +121,12 @@ class DraftModelDrafter:
 
     def truncate(self, seq_id: int, n_tokens: int) -> None:
         self._verified.pop(seq_id, None)
-        seq = self._seqs[seq_id]
-        self._drop_trail(seq_id, [], self.n_tokens(seq_id) - len(seq.trail))
-        if self.n_tokens(seq_id) > n_tokens:
+        self._drop_trail(seq_id, [], self.n_tokens(seq_id))
+        if self._end(seq_id) > n_tokens:
             self._cut(seq_id, n_tokens)
 
     def n_tokens(self, seq_id: int) -> int:
-        return self._seqs[seq_id].base + self._ctx.n_tokens(seq_id)
+        return self._end(seq_id) - len(self._seqs[seq_id].trail)
 
     def rewind_floor(self, seq_id: int) -> int:
         return self._seqs[seq_id].base + self._ctx.rewind_floor(seq_id)
@@ -132,9 +137,12 @@ class DraftModelDrafter:
     # -- drafting
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        drafts = [GrowingDraft(r, self.n_max, self._model.eog) for r in requests]
+        drafts = [GrowingDraft(r, self.n_max, self._model.eog, self.name) for r in requests]
         wanted = [d for d in drafts if d.n_max > 0]
         self._catch_up([d.request for d in wanted])
+        self._resting.difference_update(r.seq_id for r in requests)
+        self._resting.update(d.request.seq_id for d in drafts if d.n_max == 0 and d.request.length is not None)
+        started = time.perf_counter_ns()
         active = [d for d in wanted if self.n_tokens(d.request.seq_id) == len(d.request.tokens)]
         self._before_drafts(active)
         while active:
@@ -152,7 +160,8 @@ class DraftModelDrafter:
             rows = self._ctx.logits(0, len(active))
             best = rows.argmax(axis=1).tolist()
             active = [d for i, d in enumerate(active) if d.take(best[i], rows[i])]
-        return [d.done(self.name) for d in drafts]
+        report_cost(wanted, started)
+        return [d.done() for d in drafts]
 
     def _before_drafts(self, drafts: Sequence[GrowingDraft]) -> None:
         """Recurrent memory cannot take single tokens back: keep what it held in front of them."""
@@ -179,15 +188,15 @@ class DraftModelDrafter:
             held = self.n_tokens(r.seq_id)
             if n - seq.base > self._window or held > n:
                 self._cold(r.seq_id, max(0, n - self._window // 2))
-                seq.is_sliding = held == n
+                seq.lags_by_choice = held == n
                 held = seq.base
             chunk = r.tokens[held : held + room]
             if len(chunk):
                 self._queue(r.seq_id, chunk)
                 room -= len(chunk)
-                seq.prompt_tokens += 0 if seq.is_sliding else len(chunk)
+                seq.prompt_tokens += 0 if seq.lags_by_choice else len(chunk)
             else:
-                seq.is_sliding = False
+                seq.lags_by_choice = False
         self._flush()
 
     # -- state
@@ -211,9 +220,8 @@ class DraftModelDrafter:
         return 0 if partial and not self.needs_checkpoints else self._ctx.state_size(seq_id, partial=partial)
 
     def capture(self, seq_id: int, out: memoryview, *, partial: bool) -> DraftState:
-        seq = self._seqs[seq_id]
-        self._drop_trail(seq_id, [], self.n_tokens(seq_id) - len(seq.trail))
-        held = self._ctx.n_tokens(seq_id)
+        self._drop_trail(seq_id, [], self.n_tokens(seq_id))
+        seq, held = self._seqs[seq_id], self._ctx.n_tokens(seq_id)
         if held == 0 or (partial and not self.needs_checkpoints):
             return DraftState(b"", b"" if partial else _SPEC.pack(seq.base, 0))
         return DraftState(self._ctx.read_state(seq_id, out, partial=partial), _SPEC.pack(seq.base, held))
@@ -247,11 +255,18 @@ class DraftModelDrafter:
         self._ctx.close()
         self._model.close()
 
+    def set_threads(self, n_threads: int) -> None:
+        self._ctx.set_threads(n_threads)
+
     # -- the draft context
+
+    def _end(self, seq_id: int) -> int:
+        """The position behind what the context holds, a trail included."""
+        return self._seqs[seq_id].base + self._ctx.n_tokens(seq_id)
 
     def _read(self, seq_id: int, tokens: Sequence[int] | Ints, pos0: int) -> None:
         """Queue what the context lacks of tokens [n], which stand at pos0. One that lags further is left to propose."""
-        have = self.n_tokens(seq_id) - pos0
+        have = self._end(seq_id) - pos0
         if 0 <= have < len(tokens):
             self._queue(seq_id, tokens[have:])
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+import time
+from collections.abc import Sequence, Set
 
 import numpy as np
 
@@ -13,9 +14,9 @@ class GrowingDraft:
     """Takes the likeliest token of each step, or draws one where the request samples. Ends at a limit, before
     a step whose likeliest token is below p_min, and behind an end token."""
 
-    __slots__ = ("_end", "_n_max", "confidence", "last", "probs", "request", "tokens")
+    __slots__ = ("_drafter", "_end", "_n_max", "confidence", "last", "probs", "request", "tokens")
 
-    def __init__(self, request: DraftRequest, n_max: int, end: Set[int]) -> None:
+    def __init__(self, request: DraftRequest, n_max: int, end: Set[int], drafter: str) -> None:
         self.request = request
         self.tokens: list[int] = []
         self.confidence: list[float] = []
@@ -23,6 +24,9 @@ class GrowingDraft:
         self.last = request.last_token
         self._n_max = min(request.n_max, n_max)
         self._end = end
+        self._drafter = drafter
+        if self._n_max > 0 and request.length is not None and not request.length.opens(drafter):
+            self._n_max = 0
 
     @property
     def n_max(self) -> int:
@@ -30,11 +34,14 @@ class GrowingDraft:
 
     def take(self, token: int, logits: Floats) -> bool:
         """One more token, the argmax of `logits` [n_vocab]; False where this draft ends."""
-        if self.request.p_min > 0.0:
+        length = self.request.length
+        goes_on = True
+        if self.request.p_min > 0.0 or length is not None:
             p = 1.0 / float(np.exp(logits - logits[token]).sum())
             if p < self.request.p_min:
                 return False
             self.confidence.append(p)
+            goes_on = length is None or length.goes_on(p)
         sampling = self.request.sampling
         if not sampling.is_greedy:
             # Behind p_min: a draft that ends because of what was drawn bends the distribution of the text.
@@ -43,10 +50,21 @@ class GrowingDraft:
                 self.probs.append(distribution)
         self.tokens.append(token)
         self.last = token
-        return len(self.tokens) < self._n_max and token not in self._end
+        return goes_on and len(self.tokens) < self._n_max and token not in self._end
 
-    def done(self, drafter: str) -> Draft:
+    def done(self) -> Draft:
         # What was drawn is verified: dropped for its length, it would bend the distribution of the text.
+        if self.request.length is not None and self.tokens and not self.probs:
+            keep = self.request.length.keeps()
+            del self.tokens[keep:], self.confidence[keep:]
         if not self.tokens or (len(self.tokens) < self.request.n_min and not self.probs):
             return EMPTY_DRAFT
-        return Draft(self.tokens, drafter, self.confidence, self.probs)
+        return Draft(self.tokens, self._drafter, self.confidence, self.probs)
+
+
+def report_cost(drafts: Sequence[GrowingDraft], started_ns: int) -> None:
+    """Tell the length rule, if there is one, what these drafts took together."""
+    n_steps = max((len(d.tokens) for d in drafts), default=0)
+    length = next((d.request.length for d in drafts if d.request.length is not None), None)
+    if n_steps and length is not None:
+        length.spent(n_steps, (time.perf_counter_ns() - started_ns) / 1e6)

@@ -9,6 +9,7 @@ drafts with what it has, since nothing but the target can make the rows of the t
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ from draft.base import (
     Floats,
     Ints,
 )
-from draft.growing import GrowingDraft
+from draft.growing import GrowingDraft, report_cost
 from spec_server.runtime.batch import Batch
 from spec_server.runtime.context import Context
 from spec_server.runtime.errors import LlamaError
@@ -135,15 +136,17 @@ class MtpHeadDrafter:
         """Step by step, all slots in one decode; then the steps are cut off again."""
         drafts: list[GrowingDraft | None] = [self._start_draft(r) for r in requests]
         started = [d for d in drafts if d is not None]
+        began = time.perf_counter_ns()
         self._grow(started)
+        report_cost(started, began)
         for draft in started:
             self._cut_trace(draft.request)
-        return [EMPTY_DRAFT if d is None else d.done(self.name) for d in drafts]
+        return [EMPTY_DRAFT if d is None else d.done() for d in drafts]
 
     def _start_draft(self, request: DraftRequest) -> GrowingDraft | None:
         """None where the head cannot draft now: nothing wanted, or it does not stand where the target stands."""
         n = len(request.tokens)
-        draft = GrowingDraft(request, min(self.n_max, self._ctx.n_ctx_seq), self._model.eog)
+        draft = GrowingDraft(request, min(self.n_max, self._ctx.n_ctx_seq), self._model.eog, self.name)
         if draft.n_max <= 0 or self.n_tokens(request.seq_id) != n:
             return None
         if self._ctx.n_tokens(request.seq_id) + draft.n_max > self._ctx.n_ctx_seq:
@@ -240,6 +243,9 @@ class MtpHeadDrafter:
     def close(self) -> None:
         self._batch.close()
         self._ctx.close()
+
+    def set_threads(self, n_threads: int) -> None:
+        self._ctx.set_threads(n_threads)
 
     # -- the head's context
 

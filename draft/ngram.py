@@ -15,9 +15,11 @@ from draft import ngram_pool
 from draft.base import EMPTY_DRAFT, Accepted, Draft, DraftRequest, DraftState, DraftStateError, Ints
 from draft.ngram_pool import NgramPool, PoolView
 from draft.text_index import TextIndex
+from draft.window import DraftLength
 from spec_server.runtime.batch import Batch
 
 _CANDIDATES = 16  # earlier occurrences that are compared; the longest of them is drafted from
+_UNKNOWN = 0.7  # a repeated text says little of how sure it is: the calibration by position does
 _CATCH_UP = 4096  # tokens indexed in one step where the index lags
 
 
@@ -113,9 +115,20 @@ class _NgramDrafter:
             if token in self._end:
                 del tokens[i + 1 :]
                 break
+        if request.length is not None:
+            confidence = [_UNKNOWN] * len(tokens)
+            del tokens[self._worth(request.length, confidence) :]
         if len(tokens) < max(1, request.n_min):
             return EMPTY_DRAFT
         return Draft(tokens, self.name, confidence[: len(tokens)])
+
+    def _worth(self, length: DraftLength, confidence: Sequence[float]) -> int:
+        """How many tokens of a draft that costs nothing are worth verifying."""
+        if not confidence or not length.opens(self.name):
+            return 0
+        for p in confidence:
+            length.goes_on(p)
+        return length.keeps()
 
     def _follow(self, text: TextIndex, request: DraftRequest, limit: int) -> tuple[list[int], list[float]]:
         """At most `limit` tokens that may follow the text, each with an estimate of its probability."""
@@ -136,6 +149,9 @@ class _NgramDrafter:
         return ""
 
     def close(self) -> None:
+        pass
+
+    def set_threads(self, n_threads: int) -> None:
         pass
 
 

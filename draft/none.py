@@ -60,3 +60,6 @@ class NoDrafter:
 
     def close(self) -> None:
         pass
+
+    def set_threads(self, n_threads: int) -> None:
+        pass

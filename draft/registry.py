@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from draft.base import Drafter, DraftSetupError
+from draft.calibrated import CalibratedDrafter
 from draft.chain import ChainDrafter
 from draft.draft_model import DraftModelDrafter, DraftModelIdentity, check_vocabulary
 from draft.fit import Scalar
 from draft.mtp_head import MtpHeadDrafter
 from draft.ngram import NgramModDrafter, NgramSimpleDrafter
 from draft.none import NoDrafter
+from draft.window import LengthPolicy
 from spec_server.runtime.context import Context
 from spec_server.runtime.llama_context import LlamaContext
 from spec_server.runtime.model import Model
@@ -50,6 +52,7 @@ class DrafterSetup:
     type_v: str = "f16"
     rebuild: bool = True
     ngram: NgramOptions = field(default_factory=NgramOptions)
+    policy: LengthPolicy | None = None  # None: fixed lengths
 
 
 def _context(setup: DrafterSetup, model: Model, *, mtp: bool) -> LlamaContext:
@@ -166,4 +169,7 @@ def make_drafter(types: Sequence[str], setup: DrafterSetup) -> Drafter:
         for member in members:
             member.close()
         raise
-    return members[0] if len(members) == 1 else ChainDrafter(members)
+    if not types or "none" in types:
+        return members[0]
+    inner = members[0] if len(members) == 1 else ChainDrafter(members)
+    return CalibratedDrafter(inner, types, setup.target.n_seq_max, setup.policy)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +26,7 @@ _PROBE_LOSS = 0.003  # share of the rate that a slot which does not draft may sp
 _SHORTEST_WAIT, _LONGEST_WAIT = 8, 256  # rounds
 _EXPLORE = 32  # every so many drafts one goes on as long as it may stand, so that later positions are known
 _EXPLORE_ABOVE = 0.3
+_TRY_TOKENS = 2  # length of a draft that is only a try
 
 
 class Calibration:
@@ -130,6 +131,10 @@ class StepCosts:
         """Expected milliseconds; never less than that of a smaller batch. 0 before anything was seen."""
         return 0.0 if math.isnan(self._level) else math.exp(self._level) * self._shape_at(n_tokens)
 
+    def as_one(self, n_tokens: int, ms: float) -> float:
+        """What a step of `ms` over n_tokens tokens would have taken over one."""
+        return ms * self._shape_at(1) / self._shape_at(n_tokens)
+
     def _shape_at(self, n_tokens: int) -> float:
         table = self._table
         if not table:
@@ -170,7 +175,7 @@ class LengthPolicy:
     """The rule for one engine. `begin_step` opens a step; drafters ask `wants` and `cut` for each slot in it."""
 
     costs: StepCosts = field(default_factory=StepCosts)
-    draft_ms: float = 0.0  # of one drafted token, all slots of a step together
+    draft_ms: dict[str, float] = field(default_factory=dict)  # of one drafted token, all slots together, by drafter
     rate: float = 0.0  # tokens per millisecond and slot, of the rounds just past
     n_slots: int = 1
     _probes: dict[int, _Probe] = field(default_factory=dict)
@@ -180,21 +185,22 @@ class LengthPolicy:
         self.n_slots = max(1, n_slots)
         self._probing.clear()
 
-    def wants(self, seq_id: int, n_drafted: int, p_all: float, p_next: float) -> bool:
+    def wants(self, seq_id: int, n_drafted: int, p_all: float, p_next: float, drafter: str = "") -> bool:
         """Draft one more token? p_all: the drafted ones all stand; p_next: a further one does, given that."""
+        draft_ms = self.draft_ms.get(drafter, 0.0)
         if self.rate <= 0.0:
-            return n_drafted < 2  # nothing is known yet
+            return n_drafted < _TRY_TOKENS  # nothing is known yet
         if n_drafted == 0:
-            return self._opens(seq_id, p_next)
+            return self._opens(seq_id, p_next, draft_ms)
         if seq_id in self._probing:
-            return n_drafted < 2
-        if self._gain(n_drafted, p_all, p_next) > 0.0:
+            return n_drafted < _TRY_TOKENS
+        if self._gain(n_drafted, p_all, p_next, draft_ms) > 0.0:
             return True
         return self._probes[seq_id].n_drafts % _EXPLORE == 0 and p_all > _EXPLORE_ABOVE and n_drafted < _LOOK_AHEAD
 
-    def _opens(self, seq_id: int, p_next: float) -> bool:
+    def _opens(self, seq_id: int, p_next: float, draft_ms: float) -> bool:
         probe = self._probes.setdefault(seq_id, _Probe())
-        gain = self._gain(0, 1.0, p_next)
+        gain = self._gain(0, 1.0, p_next, draft_ms)
         if gain > 0.0:
             probe.waited = 0
             probe.n_drafts += 1
@@ -211,7 +217,7 @@ class LengthPolicy:
         if seq_id in self._probing:
             self._probes[seq_id].at_once = n_accepted == n_drafted
 
-    def _gain(self, n_drafted: int, p_all: float, p_next: float) -> float:
+    def _gain(self, n_drafted: int, p_all: float, p_next: float, draft_ms: float) -> float:
         """The best of E - r T over all ways to go on from here, against stopping here."""
         n, r = self.n_slots, self.rate
         here = self.costs.ms(n * (1 + n_drafted))
@@ -220,7 +226,7 @@ class LengthPolicy:
             p *= p_next
             tokens += p
             step = (self.costs.ms(n * (1 + n_drafted + more)) - here) / n
-            best = max(best, tokens - r * (step + more * self.draft_ms / n))
+            best = max(best, tokens - r * (step + more * draft_ms / n))
             if p < 0.01:
                 break
         return best
@@ -231,7 +237,7 @@ class LengthPolicy:
         `probabilities` are conditional: of each token, given that all before it stand.
         """
         if self.rate <= 0.0 or seq_id in self._probing:
-            return len(probabilities)
+            return min(_TRY_TOKENS, len(probabilities))
         n, r = self.n_slots, self.rate
         base = self.costs.ms(n)
         best, best_k, tokens, p = 0.0, 0, 0.0, 1.0
@@ -250,8 +256,44 @@ class LengthPolicy:
             now = n_gained / wall_ms / self.n_slots
             self.rate = now if self.rate <= 0.0 else self.rate + 0.02 * (now - self.rate)
 
-    def drafted(self, n_steps: int, ms: float) -> None:
-        """A propose that decoded n_steps batches took `ms`."""
+    def drafted(self, drafter: str, n_steps: int, ms: float) -> None:
+        """That drafter drafted n_steps tokens, one after the other, in `ms`."""
         if n_steps > 0:
-            now = ms / n_steps
-            self.draft_ms = now if self.draft_ms <= 0.0 else self.draft_ms + 0.1 * (now - self.draft_ms)
+            now, known = ms / n_steps, self.draft_ms.get(drafter)
+            self.draft_ms[drafter] = now if known is None else known + 0.1 * (now - known)
+
+
+class DraftLength:
+    """One slot's draft under the rule: the drafter asks it before the first token and after each."""
+
+    __slots__ = ("_calibration", "_calibrations", "_drafter", "_p_all", "_policy", "_probabilities", "_seq_id")
+
+    def __init__(self, policy: LengthPolicy, calibrations: Mapping[str, Calibration], seq_id: int) -> None:
+        self._policy = policy
+        self._calibrations = calibrations
+        self._seq_id = seq_id
+
+    def opens(self, drafter: str) -> bool:
+        """Is a draft by `drafter` worth a try?"""
+        self._drafter, self._calibration = drafter, self._calibrations[drafter]
+        self._p_all, self._probabilities = 1.0, list[float]()
+        return self._wants()
+
+    def goes_on(self, confidence: float) -> bool:
+        """A token was drafted with that confidence, 0 to 1: is another one worth drafting?"""
+        p = self._calibration.drafted(len(self._probabilities), confidence)
+        self._probabilities.append(p)
+        self._p_all *= p
+        return self._wants()
+
+    def keeps(self) -> int:
+        """How many of the drafted tokens are worth verifying."""
+        return self._policy.cut(self._seq_id, self._probabilities)
+
+    def spent(self, n_steps: int, ms: float) -> None:
+        """What drafting took, for all slots of the step together."""
+        self._policy.drafted(self._drafter, n_steps, ms)
+
+    def _wants(self) -> bool:
+        n = len(self._probabilities)
+        return self._policy.wants(self._seq_id, n, self._p_all, self._calibration.expected(n), self._drafter)

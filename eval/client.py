@@ -95,6 +95,25 @@ class Client:
     def props(self) -> dict[str, Any]:
         return _body(self._http.get("/props"))
 
+    def apply_template(self, messages: Sequence[Message]) -> str:
+        return str(self._ask("/apply-template", {"messages": [dict(message) for message in messages]})["prompt"])
+
+    def tokenize(self, text: str) -> list[int]:
+        """A prompt that came out of a template: its special tokens are tokens, and none is added."""
+        body = {"content": text, "add_special": False, "parse_special": True}
+        return [int(token) for token in self._ask("/tokenize", body)["tokens"]]
+
+    def metrics(self) -> dict[str, float]:
+        """Values by metric name, labels included as they are written."""
+        response = self._http.get("/metrics")
+        if response.is_error:
+            _body(response)
+        lines = (line for line in response.text.splitlines() if line and not line.startswith("#"))
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+    def _ask(self, path: str, body: Mapping[str, object]) -> dict[str, Any]:
+        return _body(self._http.post(path, json=body))
+
     def _slot(self, id_slot: int, action: str, body: Mapping[str, object]) -> dict[str, Any]:
         return _body(self._http.post(f"/slots/{id_slot}", params={"action": action}, json=body))
 

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,12 +22,19 @@ class ServerDied(Exception):
 
 
 class ServerProcess:
-    """`argv` without host and port, which are added: each start takes a free port."""
+    """`argv` without host and port, which are added: each start takes a free port. `env` adds to ours."""
 
     def __init__(
-        self, argv: Sequence[str], *, log_path: Path, ready_s: float = 120.0, stop_s: float = 15.0
+        self,
+        argv: Sequence[str],
+        *,
+        log_path: Path,
+        ready_s: float = 120.0,
+        stop_s: float = 15.0,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self._argv = list(argv)
+        self._env = dict(env or {})
         self._log_path = log_path
         self._ready_s = ready_s
         self._stop_s = stop_s
@@ -58,6 +65,7 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                env={**os.environ, **self._env},
                 # Ctrl-C is ours; the server is then stopped in order.
                 start_new_session=True,
             )

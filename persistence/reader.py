@@ -148,17 +148,17 @@ class SlotFile:
         for index, reason, detail in self._layout.lost:
             self.dropped.append(Dropped("checkpoints", index, reason, detail))
 
-    def draft(self) -> DraftBlock | None:
+    def draft(self, out: memoryview | None = None) -> DraftBlock | None:
         """The drafter's state; None where there is none, or it is damaged and goes to `dropped`.
 
-        `context` and `spec` are views of one buffer that nothing else uses.
+        `context` and `spec` are views of `out` (at least `draft_bytes` long), or of a buffer of their own.
         """
         self._forget("draft")
         section = self._layout.section(Kind.DRAFT)
         if section is None:
             return None
         try:
-            return self._read_draft(section)
+            return self._read_draft(section, out)
         except _Damage as damage:
             self.dropped.append(Dropped("draft", 0, damage.reason, damage.detail))
             return None
@@ -206,8 +206,8 @@ class SlotFile:
             raise _Damage("position", f"{n_tokens} tokens of {len(self.tokens)}")
         return Checkpoint(n_tokens, pos_min, pos_max, SequenceState(*blobs))
 
-    def _read_draft(self, section: Section) -> DraftBlock:
-        block = self._read_checked(section.offset, section.length, section.digest, "draft")
+    def _read_draft(self, section: Section, out: memoryview | None) -> DraftBlock:
+        block = self._read_checked(section.offset, section.length, section.digest, "draft", out)
         if len(block) < DRAFT_HEAD.size:
             raise _Damage("truncated")
         magic, version = DRAFT_HEAD.unpack_from(block)
@@ -220,9 +220,13 @@ class SlotFile:
             raise _Damage("framing" if section.digest else "truncated", "its blobs do not fill it")
         return DraftBlock(bytes(blobs[0]), blobs[1], blobs[2])
 
-    def _read_checked(self, offset: int, length: int, digest: bytes, section: str) -> memoryview:
+    def _read_checked(
+        self, offset: int, length: int, digest: bytes, section: str, out: memoryview | None = None
+    ) -> memoryview:
         try:
-            data = memoryview(self._source.buffer(offset, length, section))
+            if out is not None and len(out) < length:
+                raise ValueError(f"a buffer of {len(out)} bytes for a block of {length}")
+            data = memoryview(self._source.buffer(offset, length, section)) if out is None else out[:length]
             found = self._source.read_hashed(data, offset, section)
         except Truncated as error:
             raise _Damage("truncated", str(error)) from error

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from spec_server.options import Count, Fraction, KvType, Layers, Ngram, Option, Positive, Switch, Words
+from spec_server.options import Count, CountOrAuto, Fraction, KvType, Layers, Ngram, Option, Positive, Switch, Words
 
 _SPEC, _SAMPLING = "Speculative decoding", "Sampling defaults"
 
@@ -35,16 +35,16 @@ class DraftingFields(BaseModel):
         ),
     ] = ()
     spec_draft_n_max: Annotated[
-        Count,
+        CountOrAuto,
         Option(
             "--spec-draft-n-max --draft --draft-n --draft-max --draft-n-max",
             _SPEC,
-            "N",
-            "most tokens in a draft",
+            "N|auto",
+            "most tokens in a draft of a model or a head; auto: 16 with --spec-adaptive, else 3",
             env="LLAMA_ARG_SPEC_DRAFT_N_MAX LLAMA_ARG_DRAFT_MAX",
             unit="tokens",
         ),
-    ] = 3
+    ] = -1
     spec_draft_n_min: Annotated[
         Count,
         Option(
@@ -73,9 +73,9 @@ class DraftingFields(BaseModel):
             "--spec-adaptive",
             _SPEC,
             "on|off",
-            "let the draft length follow the acceptance; not yet available",
+            "draft as many tokens as pay: found while running from acceptance and step times",
         ),
-    ] = False
+    ] = True
     draft_rebuild: Annotated[
         Switch,
         Option("--draft-rebuild", _SPEC, "on|off", "rebuild a draft state that a restore had to drop"),

@@ -14,7 +14,7 @@ from pathlib import Path
 import uvicorn
 
 from draft.base import Drafter, DraftError
-from draft.registry import DrafterSetup, make_drafter
+from draft.registry import DrafterSetup, NgramOptions, longest_draft, make_drafter, reads_hidden_rows
 from draft.window import LengthPolicy
 from persistence.errors import SlotFileError
 from persistence.snapshot import ModelIdentity
@@ -29,6 +29,7 @@ from spec_server.engine.fitting import TargetFit
 from spec_server.engine.speculate import DraftDefaults
 from spec_server.engine.spill import make_spill
 from spec_server.engine.storage import NoStore
+from spec_server.engine.threads import ThreadControl
 from spec_server.engine.transfer import Transfer
 from spec_server.engine.warmup import measure_step_costs, warm_up
 from spec_server.engine.worker import EngineWorker, WorkerOptions
@@ -40,6 +41,7 @@ from spec_server.settings import Settings
 log = logging.getLogger("spec_server")
 
 _MIB = 1 << 20
+_LONGEST_ROLLBACK = 16  # snapshots of recurrent memory per slot: each may be as large as a checkpoint
 _GRACE_S = 5  # after SIGTERM: streams get their error event and the sockets close
 
 
@@ -145,10 +147,11 @@ def build(settings: Settings) -> Parts:
     """Model, contexts, drafter, engine and store. Raises what each of them raises where it cannot be had."""
     store: SlotStore = DirectoryStore(Path(settings.slot_save_path)) if settings.slot_save_path else NoStore()
     model = Model(
-        settings.model, n_gpu_layers=settings.gpu_layers, load_mtp="draft-mtp" in settings.drafters
+        settings.model, n_gpu_layers=settings.gpu_layers, load_mtp=reads_hidden_rows(settings.drafters)
     )
     target = _target(settings, model)
-    drafter = make_drafter(settings.drafters, _drafter_setup(settings, model, target))
+    policy = _length_policy(settings, target)
+    drafter = make_drafter(settings.drafters, _drafter_setup(settings, model, target, policy))
     spill = make_spill(Path(settings.ctx_checkpoints_dir) if settings.ctx_checkpoints_dir else None)
     core = EngineCore(
         model,
@@ -157,7 +160,8 @@ def build(settings: Settings) -> Parts:
         _draft_defaults(settings),
         _checkpoint_options(settings),
         spill,
-        _length_policy(settings, target),
+        policy,
+        _thread_control(settings, target, drafter),
     )
     name, digest = model.identity()
     layout = {
@@ -181,6 +185,7 @@ def _threads(settings: Settings) -> tuple[int, int]:
 
 def _target(settings: Settings, model: Model) -> LlamaContext:
     n_threads, n_threads_batch = _threads(settings)
+    longest = longest_draft(settings.drafters, settings.draft_n_max, _ngram_options(settings))
     return LlamaContext(
         model,
         n_ctx=settings.ctx_size,
@@ -194,17 +199,19 @@ def _target(settings: Settings, model: Model) -> LlamaContext:
         type_k=settings.cache_type_k,
         type_v=settings.cache_type_v,
         swa_full=settings.swa_full,
-        n_rs_seq=settings.spec_draft_n_max if settings.drafters else 0,
-        expose_hidden="draft-mtp" in settings.drafters,
+        n_rs_seq=min(longest, max(settings.draft_n_max, _LONGEST_ROLLBACK)),
+        expose_hidden=reads_hidden_rows(settings.drafters),
     )
 
 
-def _drafter_setup(settings: Settings, model: Model, target: LlamaContext) -> DrafterSetup:
+def _drafter_setup(
+    settings: Settings, model: Model, target: LlamaContext, policy: LengthPolicy | None
+) -> DrafterSetup:
     n_threads, n_threads_batch = _threads(settings)
     return DrafterSetup(
         target_model=model,
         target=target,
-        n_max=settings.spec_draft_n_max,
+        n_max=settings.draft_n_max,
         model_path=Path(settings.model_draft) if settings.model_draft else None,
         n_ctx=settings.ctx_size_draft or target.n_ctx,
         n_batch=settings.batch_size,
@@ -217,11 +224,24 @@ def _drafter_setup(settings: Settings, model: Model, target: LlamaContext) -> Dr
         type_k=settings.cache_type_k_draft,
         type_v=settings.cache_type_v_draft,
         rebuild=settings.draft_rebuild,
+        ngram=_ngram_options(settings),
+        policy=policy,
+    )
+
+
+def _ngram_options(settings: Settings) -> NgramOptions:
+    return NgramOptions(
+        simple_size_n=settings.spec_ngram_simple_size_n,
+        simple_size_m=settings.spec_ngram_simple_size_m,
+        simple_min_hits=settings.spec_ngram_simple_min_hits,
+        mod_n_match=settings.spec_ngram_mod_n_match,
+        mod_n_min=settings.spec_ngram_mod_n_min,
+        mod_n_max=settings.spec_ngram_mod_n_max,
     )
 
 
 def _draft_defaults(settings: Settings) -> DraftDefaults:
-    return DraftDefaults(settings.spec_draft_n_max, settings.spec_draft_n_min, settings.spec_draft_p_min)
+    return DraftDefaults(settings.spec_draft_n_min, settings.spec_draft_p_min)
 
 
 def _length_policy(settings: Settings, target: LlamaContext) -> LengthPolicy | None:
@@ -232,6 +252,12 @@ def _length_policy(settings: Settings, target: LlamaContext) -> LengthPolicy | N
     policy = LengthPolicy()
     measure_step_costs(target, policy.costs)
     return policy
+
+
+def _thread_control(settings: Settings, target: LlamaContext, drafter: Drafter) -> ThreadControl | None:
+    if not settings.threads_adaptive:
+        return None
+    return ThreadControl(_threads(settings)[0], (target.set_threads, drafter.set_threads))
 
 
 def _checkpoint_options(settings: Settings) -> CheckpointOptions:

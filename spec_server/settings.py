@@ -21,6 +21,7 @@ from spec_server.serving_fields import ComputeFields, LogFields, ServingFields
 
 ENV_PREFIX = "SPEC_SERVER_"
 AUTO_SLOTS = 4  # llama-server's number for --parallel -1
+FIXED_N_MAX, ADAPTIVE_N_MAX = 3, 16
 SPEC_TYPES = ("none", "draft-simple", "draft-mtp", "ngram-simple", "ngram-mod")
 LOG_LEVELS = (logging.CRITICAL, logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG, logging.DEBUG)
 
@@ -58,8 +59,6 @@ class Settings(LogFields, SamplingFields, DraftingFields, ComputeFields, Serving
             raise ValueError("--parallel: 0 slots serve nobody; -1 lets the server choose")
         if self.cache_ram != 0:
             raise ValueError("--cache-ram: only 0, as there is no such cache yet")
-        if self.spec_adaptive:
-            raise ValueError("--spec-adaptive: not yet available")
         if self.chat_template and self.chat_template_file:
             raise ValueError("--chat-template: given twice, as --chat-template-file too")
         self._check_drafters()
@@ -75,7 +74,7 @@ class Settings(LogFields, SamplingFields, DraftingFields, ComputeFields, Serving
             raise ValueError("--spec-type: a drafter is named twice")
         if "draft-simple" in self.spec_type and not self.model_draft:
             raise ValueError("--spec-type: draft-simple needs a draft model, --model-draft")
-        if self.spec_draft_n_min > self.spec_draft_n_max:
+        if self.spec_draft_n_min > self.draft_n_max:
             raise ValueError("--spec-draft-n-min: above --spec-draft-n-max")
         if self.spec_ngram_mod_n_min > self.spec_ngram_mod_n_max:
             raise ValueError("--spec-ngram-mod-n-min: above --spec-ngram-mod-n-max")
@@ -99,6 +98,13 @@ class Settings(LogFields, SamplingFields, DraftingFields, ComputeFields, Serving
         if self.spec_type:
             return tuple(name for name in self.spec_type if name != "none")
         return ("draft-simple",) if self.model_draft else ()
+
+    @property
+    def draft_n_max(self) -> int:
+        """Where nobody asked for a number: llama-server's for fixed lengths, room to choose for adaptive ones."""
+        if self.spec_draft_n_max >= 0:
+            return self.spec_draft_n_max
+        return ADAPTIVE_N_MAX if self.spec_adaptive else FIXED_N_MAX
 
     @property
     def log_level(self) -> int:

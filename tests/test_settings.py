@@ -84,7 +84,10 @@ def test_defaults_are_llama_servers() -> None:
     assert (settings.host, settings.port) == ("127.0.0.1", 8080)
     assert (settings.ctx_size, settings.batch_size, settings.ubatch_size) == (0, 2048, 512)
     assert (settings.n_slots, settings.is_unified) == (4, True)
-    assert (settings.spec_draft_n_max, settings.spec_draft_n_min, settings.spec_draft_p_min) == (3, 0, 0.0)
+    assert (settings.spec_draft_n_min, settings.spec_draft_p_min) == (0, 0.0)
+    assert settings.spec_adaptive
+    assert settings.draft_n_max == 16
+    assert parse([*BASE, "--spec-adaptive", "off"]).draft_n_max == 3
     assert (settings.temperature, settings.top_k, settings.top_p, settings.min_p) == (0.8, 40, 0.95, 0.05)
     assert settings.ctx_checkpoints == 32
     assert settings.drafters == ()
@@ -112,12 +115,12 @@ def test_what_follows_from_several_settings() -> None:
         ("-m m -ctk f8", "--cache-type-k"),
         ("-m m --cache-ram 100", "--cache-ram"),
         ("-m m --cache-ram -1", "--cache-ram"),
-        ("-m m --spec-adaptive on", "--spec-adaptive"),
+        ("-m m --spec-adaptive maybe", "--spec-adaptive"),
         ("-m m --spec-type draft-eagle3", "--spec-type"),
         ("-m m --spec-type none,ngram-mod", "--spec-type"),
         ("-m m --spec-type draft-simple", "--spec-type"),
         ("-m m --spec-type ngram-mod --spec-type ngram-mod", "--spec-type"),
-        ("-m m --spec-draft-n-min 5", "--spec-draft-n-min"),
+        ("-m m --spec-draft-n-min 5 --spec-draft-n-max 4", "--spec-draft-n-min"),
         ("-m m --spec-draft-p-min 2", "--spec-draft-p-min"),
         ("-m m --temp -1", "--temp"),
         ("-m m --temp nan", "--temp"),

@@ -57,7 +57,7 @@ def save_json(result: SaveResult) -> dict[str, object]:
         "n_ckpt_saved": result.n_ckpt_saved,
         "target": {"bytes": result.target_bytes},
         "draft": {"saved": result.draft.restored, **_draft_json(result.draft)},
-        "timings": {"save_ms": result.save_ms},
+        "timings": {"save_ms": result.save_ms, "hold_ms": result.hold_ms, "sync_ms": result.sync_ms},
     }
 
 
@@ -74,7 +74,7 @@ def restore_json(result: RestoreResult) -> dict[str, object]:
         "target": {"bytes": result.target_bytes},
         "draft": {"restored": result.draft.restored, **_draft_json(result.draft)},
         "notes": result.notes,
-        "timings": {"restore_ms": result.restore_ms},
+        "timings": {"restore_ms": result.restore_ms, "hold_ms": result.hold_ms},
     }
 
 

@@ -134,6 +134,8 @@ class SaveResult:
     n_ckpt_saved: int
     target_bytes: int
     draft: DraftReport
+    hold_ms: float = 0.0  # longest stretch for which the engine thread was kept from its steps
+    sync_ms: float = 0.0  # part of save_ms that went into getting the bytes onto the disk, and the name
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,7 @@ class RestoreResult:
     checksum: Literal["verified", "absent"]
     n_reusable: int
     notes: tuple[str, ...] = ()
+    hold_ms: float = 0.0  # as in SaveResult
 
 
 @dataclass(frozen=True, slots=True)

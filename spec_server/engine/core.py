@@ -20,6 +20,7 @@ from spec_server.engine.speculate import DraftDefaults, Round, Speculation
 from spec_server.engine.spill import Spill
 from spec_server.engine.stats import Stats, StepClock
 from spec_server.engine.task import Task
+from spec_server.engine.threads import ThreadControl
 from spec_server.runtime.batch import Batch, Part
 from spec_server.runtime.context import Context
 from spec_server.runtime.errors import ContextFull, LlamaError
@@ -38,6 +39,7 @@ class EngineCore:
         checkpoints: CheckpointOptions,
         spill: Spill,
         policy: LengthPolicy | None = None,
+        threads: ThreadControl | None = None,
     ) -> None:
         self.model = model
         self.target = target
@@ -49,6 +51,7 @@ class EngineCore:
         self.rollback = Rollback(target, drafter, self.checkpoints)
         self.speculation = Speculation(target, drafter, defaults, policy)
         self.finisher = Finisher(self)
+        self.threads = threads or ThreadControl(1, ())
         self.reservations: dict[int, Callable[[], None]] = {}
         self._batch = Batch(target.n_batch)
 
@@ -194,6 +197,7 @@ class EngineCore:
         self.stats.overhead_us.append((own / 1e3, len(rounds) + len(chunks), n_drafted))
         if not chunks:
             self.speculation.end_step(self._batch.n_tokens, target / 1e6, wall / 1e6, n_gained)
+            self.threads.after_step(self._batch.n_tokens, target / 1e6, wall / 1e6)
 
     def _trace(self, round_: Round, n_accepted: int) -> dict[str, object]:
         slot = round_.slot

@@ -18,9 +18,8 @@ from spec_server.runtime.context import Context, Floats
 
 @dataclass(frozen=True, slots=True)
 class DraftDefaults:
-    """The server's --spec-draft-* values; a request may lower them."""
+    """The server's --spec-draft-* values that a request may replace; each drafter has its own longest draft."""
 
-    n_max: int
     n_min: int = 0
     p_min: float = 0.0
 
@@ -53,6 +52,8 @@ class Speculation:
         self._drafter = drafter
         self._defaults = defaults
         self.policy = policy  # None: fixed lengths
+        # One batch holds every slot's last token and draft, and one rollback takes a whole draft back.
+        self._n_max = min(drafter.n_max, target.n_draft_max, target.n_batch // target.n_seq_max - 1)
 
     def propose(self, slots: Sequence[Slot]) -> list[Draft]:
         """One draft per slot, in order; empty where a slot wants none or has no room."""
@@ -126,7 +127,7 @@ class Speculation:
         # What the target lacks takes the draft's place, so that a batch never grows past a token and a draft.
         n_max -= len(self._lacking(slot))
         # The round's own token needs no cell and counts as one, so a draft may fill all but that.
-        n_max = min(n_max, task.remaining(self._target.n_ctx_seq, n_tokens) - 1, self._drafter.n_max)
+        n_max = min(n_max, task.remaining(self._target.n_ctx_seq, n_tokens) - 1)
         if n_max <= 0 or wanted.type == "none":
             return None
         return DraftRequest(
@@ -137,8 +138,7 @@ class Speculation:
             self._defaults.n_min if wanted.n_min is None else wanted.n_min,
             self._defaults.p_min if wanted.p_min is None else wanted.p_min,
             task.sampler.drafting(n_tokens + 1, _history(slot, task.sampler.n_history, task.last_token)),
-            self.policy,
-            wanted.type or "",
+            only=wanted.type or "",
         )
 
 

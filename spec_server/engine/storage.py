@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from persistence import errors as stored
+from persistence.catalog import StoredFile
 from persistence.reader import SlotFile
-from persistence.store import StoredFile
 from persistence.writer import SlotWriter
 from spec_server.engine.errors import (
     EngineError,

@@ -1,4 +1,4 @@
-"""How many threads llama gets while the machine is shared; pure: it is told times and answers with a number.
+"""How many threads llama gets while the machine is shared; reads no clock.
 
 llama's workers wait for each other at every barrier, so that one core taken by somebody else slows all of them. When
 steps stay slow for long, fewer threads are tried for a few steps and kept where they are faster; later one more is
@@ -7,7 +7,10 @@ tried again.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+from draft.window import StepCosts
 
 _SLOW = 1.3  # times the usual cost of a step
 _SLOW_FOR_MS = 700.0
@@ -69,3 +72,27 @@ class ThreadTuner:
             self.n_now = self._trial_from
             self._wait_ms = min(2 * self._wait_ms, _LAST_WAIT_MS)
         self._trial_from, self._slow_ms, self._waited_ms = 0, 0.0, 0.0
+
+
+class ThreadControl:
+    """A tuner over all contexts. `set_threads` are the contexts' own."""
+
+    def __init__(self, n_threads: int, set_threads: Sequence[Callable[[int], None]]) -> None:
+        self._tuner = ThreadTuner(n_threads)
+        self._costs = StepCosts()
+        self._set_threads = set_threads
+
+    @property
+    def n_threads(self) -> int:
+        return self._tuner.n_now
+
+    def after_step(self, n_tokens: int, target_ms: float, wall_ms: float) -> None:
+        """A step without prompt tokens is over."""
+        if self._tuner.n_max == 1:
+            return
+        self._costs.observe(n_tokens, target_ms)
+        before = self._tuner.n_now
+        now = self._tuner.observe(self._costs.as_one(n_tokens, target_ms), wall_ms)
+        if now != before:
+            for set_threads in self._set_threads:
+                set_threads(now)

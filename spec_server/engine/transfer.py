@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
-
 from draft.base import DraftState, DraftStateError
+from persistence.catalog import StoredFile
 from persistence.reader import SlotFile
 from persistence.snapshot import Checkpoint, DraftBlock, FileFacts, ModelIdentity
-from persistence.store import SlotStore, StoredFile
+from persistence.store import SlotStore
 from persistence.writer import Saved
 from spec_server import __version__
 from spec_server.engine.base import DraftReport, EraseResult, RestoreResult, SaveResult, SlotFileEntry
 from spec_server.engine.core import EngineCore
-from spec_server.engine.errors import EngineError, FileRefused
-from spec_server.engine.fitting import TargetFit, check_fit, misfit
+from spec_server.engine.errors import EngineError, FileNotFound, FileRefused
+from spec_server.engine.fitting import TargetFit, misfit
+from spec_server.engine.loading import Loaded, Loader
 from spec_server.engine.locks import Call
+from spec_server.engine.scratch import Scratch
 from spec_server.engine.slot import Slot, TokenList
 from spec_server.engine.storage import engine_errors
 from spec_server.runtime.errors import StateError
 
 T = TypeVar("T")
+
+_IDLE_S = 30.0  # after that the shared buffer goes back to the system
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +45,6 @@ class SavePlan:
     checkpoints: tuple[Checkpoint, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A verified file in memory, ready to be applied."""
-
-    tokens: np.ndarray  # [n] int32
-    target: memoryview
-    checkpoints: list[Checkpoint]
-    draft: DraftBlock | None
-    draft_reason: str
-
-
 class Transfer:
     """One transfer at a time: they share a buffer as large as the largest section."""
 
@@ -62,9 +55,23 @@ class Transfer:
         self._store = store
         self._fit = fit
         self._draft_identity = draft_identity
-        self._buffer = bytearray()
+        self._scratch = Scratch()
+        self._loader = Loader(core.target, core.checkpoints, fit, self._scratch)
         self._one = asyncio.Lock()
+        self._idle: asyncio.TimerHandle | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="writer")
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """The shared buffer for one transfer; given back when none follows."""
+        async with self._one:
+            if self._idle is not None:
+                self._idle.cancel()
+            try:
+                yield
+            finally:
+                loop = asyncio.get_running_loop()
+                self._idle = loop.call_later(_IDLE_S, self._thread.submit, self._scratch.release)
 
     # -- save
 
@@ -72,10 +79,11 @@ class Transfer:
         """The caller holds the slot."""
         started = time.perf_counter()
         slot = self._core.slot(id_slot)
-        async with self._one:
-            plan: SavePlan = await call(lambda: self._plan(slot))
+        held = _Held(call)
+        async with self._turn():
+            plan: SavePlan = await held.call(lambda: self._plan(slot))
             with engine_errors():
-                saved = await self._write(slot, plan, filename, owner, call)
+                saved, sync_ms = await self._write(slot, plan, filename, owner, held)
         elapsed = time.perf_counter() - started
         self._count("slot_saves", saved.n_written, elapsed)
         has_draft = saved.draft_bytes > 0
@@ -90,6 +98,8 @@ class Transfer:
             draft=DraftReport(
                 has_draft, plan.n_draft, saved.draft_bytes, "" if has_draft else "the drafter holds nothing"
             ),
+            hold_ms=held.longest_ms,
+            sync_ms=sync_ms,
         )
 
     def _plan(self, slot: Slot) -> SavePlan:
@@ -105,21 +115,28 @@ class Transfer:
             checkpoints=tuple(slot.checkpoints),
         )
 
-    async def _write(self, slot: Slot, plan: SavePlan, filename: str, owner: str, call: Call) -> Saved:
+    async def _write(
+        self, slot: Slot, plan: SavePlan, filename: str, owner: str, held: _Held
+    ) -> tuple[Saved, float]:
         """Section by section through one buffer: copied on the engine thread, hashed and written on the other."""
         core = self._core
-        buffer = await self._io(lambda: self._buffer_of(max(plan.target_size, plan.draft_size)))
+        buffer = await self._io(lambda: self._scratch.view(max(plan.target_size, plan.draft_size)))
         writer = await self._io(lambda: self._store.create(owner, filename))
         try:
             state: Any = b""
             if plan.tokens:
-                state = await call(lambda: core.target.read_state(slot.id, buffer, partial=False))
+                state = await held.call(lambda: core.target.read_state(slot.id, buffer, partial=False))
             await self._io(lambda: writer.payload(plan.tokens, state))
             await self._io(lambda: writer.checkpoints(len(plan.checkpoints), plan.checkpoints))
             if plan.fit:
-                draft: DraftState = await call(lambda: core.drafter.capture(slot.id, buffer, partial=False))
+                draft: DraftState = await held.call(
+                    lambda: core.drafter.capture(slot.id, buffer, partial=False)
+                )
                 await self._io(lambda: writer.draft(plan.fit, draft.context, draft.spec))
-            return await self._io(lambda: writer.commit(self._facts(len(plan.tokens), bool(plan.fit))))
+            facts = self._facts(len(plan.tokens), bool(plan.fit))
+            before = time.perf_counter()
+            saved = await self._io(lambda: writer.commit(facts))
+            return saved, (time.perf_counter() - before) * 1e3
         finally:
             await self._io(writer.abort)
 
@@ -138,21 +155,24 @@ class Transfer:
         """The caller holds the slot. Nothing of it is touched before everything that can be checked was."""
         started = time.perf_counter()
         slot = self._core.slot(id_slot)
+        held = _Held(call)
         try:
-            async with self._one:
+            async with self._turn():
                 with engine_errors():
                     file = await self._io(lambda: self._store.open(owner, filename))
                     try:
-                        loaded = await self._io(lambda: self._load(file))
-                        draft: DraftReport = await call(lambda: self._apply(slot, loaded, owner))
+                        loaded = await self._io(lambda: self._loader.load(file))
+                        await held.call(lambda: self._apply(slot, loaded, owner))
+                        draft = await self._restore_draft(slot, file, held)
                     finally:
                         await self._io(file.close)
+                await held.call(lambda: self._adopt(slot, loaded, draft))
         except EngineError as e:
-            self._core.stats.events[f'slot_restores_total{{outcome="{type(e).__name__}"}}'] += 1
+            self._core.stats.events[f'slot_restores_total{{outcome="{_outcome(e)}"}}'] += 1
             raise
         elapsed = time.perf_counter() - started
         self._count("slot_restores", file.n_read, elapsed)
-        self._count_dropped(file, draft)
+        self._count_dropped(file, loaded, draft)
         n = len(loaded.tokens)
         return RestoreResult(
             id_slot=id_slot,
@@ -162,40 +182,27 @@ class Transfer:
             restore_ms=elapsed * 1e3,
             n_ckpt_restored=len(slot.checkpoints),
             n_ckpt_dropped=file.n_checkpoints - len(slot.checkpoints),
-            target_bytes=file.target_bytes,
+            target_bytes=max(0, file.target_bytes - len(self._core.target.state_head())),
             draft=draft,
             checksum=file.checksum,
             n_reusable=n,
-            notes=(*file.notes, *self._checkpoint_notes(file, len(slot.checkpoints))),
+            notes=(*file.notes, *self._checkpoint_notes(file, loaded, len(slot.checkpoints))),
+            hold_ms=held.longest_ms,
         )
 
-    def _checkpoint_notes(self, file: SlotFile, n_kept: int) -> list[str]:
+    def _checkpoint_notes(self, file: SlotFile, loaded: Loaded, n_kept: int) -> list[str]:
         """Why some of the file's checkpoints are not in the slot: damage, then this server's limits."""
         damaged = [d for d in file.dropped if d.section == "checkpoints"]
         notes = [f"checkpoint {d.index}: {d.reason}" for d in damaged]
-        n_left_out = file.n_checkpoints - sum(d.index < file.n_checkpoints for d in damaged) - n_kept
+        notes += [f"checkpoint at {n_tokens} tokens: {reason}" for n_tokens, reason in loaded.unsound]
+        n_bad = sum(d.index < file.n_checkpoints for d in damaged) + len(loaded.unsound)
+        n_left_out = file.n_checkpoints - n_bad - n_kept
         if n_left_out:
             notes.append(f"{n_left_out} checkpoints left out: {self._core.checkpoints.limit()}")
         return notes
 
-    def _load(self, file: SlotFile) -> Loaded:
-        """Check the fit by what is known already, then read and verify the sections. On the writer thread."""
-        tokens = np.frombuffer(file.tokens, dtype=np.int32) if len(file.tokens) else np.empty(0, np.int32)
-        if len(tokens) and int(tokens.min()) < 0:
-            raise FileRefused("the file holds tokens that are none", field="tokens", slot="unchanged")
-        check_fit(self._fit, file.facts, len(tokens), int(tokens.max(initial=0)))
-        target = file.read_target(self._buffer_of(file.target_bytes))
-        if len(target):
-            head = self._core.target.state_head()
-            target[: len(head)] = head
-        checkpoints = self._core.checkpoints.collect(file.checkpoints())
-        draft = file.draft()
-        damaged = next((d.reason for d in file.dropped if d.section == "draft"), "")
-        reason = damaged or ("" if draft else "the file holds no draft block")
-        return Loaded(tokens, target, checkpoints, draft, reason)
-
-    def _apply(self, slot: Slot, loaded: Loaded, owner: str) -> DraftReport:
-        """On the engine thread: all of the slot is replaced, or all of it is empty."""
+    def _apply(self, slot: Slot, loaded: Loaded, owner: str) -> None:
+        """On the engine thread: the target is replaced and the rest of the slot empty, or all of it is."""
         core, n = self._core, len(loaded.tokens)
         others = sum(core.target.n_tokens(s.id) for s in core.slots if s is not slot)
         if n > core.target.n_ctx - others:
@@ -208,35 +215,44 @@ class Transfer:
             )
         if n == 0:
             core.rollback.clear(slot)
-            return DraftReport(False, 0, 0, loaded.draft_reason)
+            return
         core.drafter.truncate(slot.id, 0)
         slot.checkpoints.clear()
         slot.tokens = TokenList()
         try:
-            core.target.write_state(slot.id, loaded.target, n, partial=False)
+            core.target.write_state(slot.id, loaded.target, n, partial=False, spare=loaded.spare)
         except StateError as e:
             raise FileRefused(f"llama refuses the state: {e}", field="target", slot="empty") from e
         slot.tokens.extend(loaded.tokens)
         slot.owner = owner
-        draft = self._apply_draft(slot, loaded)
-        core.checkpoints.adopt(slot, loaded.checkpoints, with_draft=draft.restored)
-        return draft
 
-    def _apply_draft(self, slot: Slot, loaded: Loaded) -> DraftReport:
-        """The draft block where it fits; else the drafter of this slot stays empty."""
-        block, drafter = loaded.draft, self._core.drafter
+    async def _restore_draft(self, slot: Slot, file: SlotFile, held: _Held) -> DraftReport:
+        """Read behind the target's back: the buffer is free only then, and no draft costs the target anything."""
+        if not len(slot.tokens) or not file.draft_bytes:
+            return DraftReport(False, 0, 0, "the file holds no draft block")
+        block = await self._io(lambda: file.draft(self._scratch.view(file.draft_bytes)))
         if block is None:
-            return DraftReport(False, 0, 0, loaded.draft_reason)
-        n_bytes = len(block.context) + len(block.spec)
-        reason = drafter.unfit(block.fit, len(loaded.tokens), len(block.context), len(block.spec))
-        if reason is None:
-            try:
-                drafter.apply(
-                    slot.id, DraftState(block.context, block.spec), slot.tokens.view(), partial=False
-                )
-            except DraftStateError as e:
-                reason = f"llama refuses the draft state: {e}"
-        return DraftReport(reason is None, drafter.n_tokens(slot.id), n_bytes, reason or "")
+            reason = next((d.reason for d in file.dropped if d.section == "draft"), "")
+            return DraftReport(False, 0, file.draft_bytes, reason)
+        report: DraftReport = await held.call(lambda: self._apply_draft(slot, block, file.draft_bytes))
+        return report
+
+    def _apply_draft(self, slot: Slot, block: DraftBlock, n_bytes: int) -> DraftReport:
+        """The draft block where it fits; else the drafter of this slot stays empty."""
+        drafter = self._core.drafter
+        reason = drafter.unfit(block.fit, len(slot.tokens), len(block.context), len(block.spec))
+        if reason:
+            return DraftReport(False, 0, n_bytes, reason)
+        state = DraftState(block.context, block.spec)
+        try:
+            left_out = drafter.apply(slot.id, state, slot.tokens.view(), partial=False)
+        except DraftStateError as e:
+            return DraftReport(False, 0, n_bytes, f"the draft state does not fit: {e}")
+        return DraftReport(True, drafter.n_tokens(slot.id), n_bytes, left_out)
+
+    def _adopt(self, slot: Slot, loaded: Loaded, draft: DraftReport) -> None:
+        if len(slot.tokens):
+            self._core.checkpoints.adopt(slot, loaded.checkpoints, with_draft=draft.restored)
 
     # -- erase and files
 
@@ -265,7 +281,7 @@ class Transfer:
             name=file.name,
             model=facts.target.name if facts else "",
             draft_model=facts.draft.name if facts and facts.draft else "",
-            n_tokens=facts.n_tokens if facts else 0,
+            n_tokens=file.n_tokens,
             n_checkpoints=file.n_checkpoints,
             has_draft=file.draft_bytes > 0,
             n_bytes=file.n_bytes,
@@ -273,17 +289,11 @@ class Transfer:
             reason=str(file.error) if file.error else misfit(self._fit, facts),
         )
 
-    # -- the writer thread, the buffer, the counts
+    # -- the writer thread and the counts
 
     async def _io(self, work: Callable[[], T]) -> T:
         """Run on the writer thread; not given up when the caller goes away, so that a save ends whole or absent."""
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
-
-    def _buffer_of(self, n_bytes: int) -> memoryview:
-        if len(self._buffer) < n_bytes:
-            self._buffer = bytearray()
-            self._buffer = bytearray(n_bytes)
-        return memoryview(self._buffer)[:n_bytes]
 
     def _count(self, what: str, n_bytes: int, seconds: float) -> None:
         events = self._core.stats.events
@@ -291,12 +301,41 @@ class Transfer:
         events[f"{what}_bytes_total"] += n_bytes
         events[f"{what}_milliseconds_total"] += round(seconds * 1e3)
 
-    def _count_dropped(self, file: SlotFile, draft: DraftReport) -> None:
+    def _count_dropped(self, file: SlotFile, loaded: Loaded, draft: DraftReport) -> None:
         reasons = [("draft", draft.reason)] if draft.reason else []
         reasons += [(d.section, d.reason) for d in file.dropped if d.section == "checkpoints"]
+        reasons += [("checkpoints", "state")] * len(loaded.unsound)
         for part, reason in reasons:
             short = reason.split(":")[0].replace('"', "'")
             self._core.stats.events[f'slot_restore_dropped_total{{part="{part}",reason="{short}"}}'] += 1
 
     async def close(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
         await asyncio.to_thread(self._thread.shutdown)
+
+
+class _Held:
+    """Calls to the engine thread; `longest_ms` is how long it was kept from its steps at most."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self.longest_ms = 0.0
+
+    async def call(self, work: Callable[[], T]) -> T:
+        def timed() -> T:
+            started = time.perf_counter()
+            try:
+                return work()
+            finally:
+                self.longest_ms = max(self.longest_ms, (time.perf_counter() - started) * 1e3)
+
+        result: T = await self._call(timed)
+        return result
+
+
+_OUTCOMES = {FileRefused: "refused", FileNotFound: "not found"}
+
+
+def _outcome(error: EngineError) -> str:
+    return _OUTCOMES.get(type(error), "failed")

@@ -1,9 +1,10 @@
 """Which parts of a batch may share a llama_decode, so that drafted tokens can be taken back afterwards; pure.
 
-llama splits a batch into micro-batches, and a later one can spoil what a rewind of an earlier one needs, in silence:
+llama splits a batch into micro-batches, and a later one can spoil, in silence, what a rewind of an earlier
+one needs:
 
-- Recurrent memory keeps a sequence's snapshots in the row of its state. A micro-batch of several sequences first
-  makes their rows neighbours; whatever stands between is moved, without its snapshots
+- Recurrent memory keeps a sequence's snapshots in the row of its state. A micro-batch of several sequences
+  first makes their rows neighbours; whatever stands between is moved, without its snapshots
   (llama_memory_recurrent::find_slot). A sequence that was finished before then rewinds to a wrong state.
 - A sliding-window cache that sequences share gives the cells that a sequence has just left behind to the next
   micro-batch (llama_kv_cache::find_slot), though a rewind would need them again.

@@ -22,7 +22,7 @@ _U32 = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class StateForm:
-    """What the states of one context consist of; True stands for an attention part, False for a recurrent one."""
+    """What the states of one context consist of; True: an attention part, False: a recurrent one."""
 
     n_streams: int
     full: tuple[bool, ...]
@@ -34,7 +34,11 @@ class StateForm:
     @property
     def partial_is_less(self) -> bool:
         """Whether a partial state needs the rest of the sequence to be there."""
-        return self.full != self.partial
+        return self.full != self.partial or not self.full
+
+
+# Read and written as llama does it; only for one stream, and nothing behind the head can be checked.
+UNKNOWN = StateForm(1, (), (), False, 0)
 
 
 def form_of(
@@ -57,7 +61,7 @@ def form_of(
 
 
 def _recurrent_bytes(partial: bytes) -> int | None:
-    """Length of a recurrent part once it holds a sequence, from an empty one: cell, then the rows it announces."""
+    """Length of a recurrent part that holds a sequence, from an empty one: cell, then the announced rows."""
     prefix = HEAD_BYTES + 3 * WORD  # cell count, transposed flag, layer count
     records = len(partial) - prefix
     if records <= 0 or records % 12 or partial[HEAD_BYTES : HEAD_BYTES + WORD] != b"\0" * WORD:
@@ -69,7 +73,7 @@ def _recurrent_bytes(partial: bytes) -> int | None:
 def to_one_stream(
     state: memoryview, seq_id: int, form: StateForm, *, partial: bool, partial_bytes: int
 ) -> memoryview:
-    """Rewrite `state`, read from a context with `form`, in place; the slice of it that holds the one-stream form.
+    """Rewrite `state`, read from a context with `form`, in place; the slice that holds the one-stream form.
 
     `partial_bytes` is the length of the same sequence's partial state. The cells of the first part stay where
     they are; the head moves up to them, and a second part, which is small, moves down.
@@ -111,16 +115,18 @@ def _check_streams(state: memoryview, at: int, end: int, before: int, after: int
 def check(state: memoryview, form: StateForm, magic: bytes, n_tokens: int, *, partial: bool) -> None:
     """StateError unless `state` is of this build, says one stream, and stands for tokens 0 .. n_tokens-1.
 
-    llama takes any positions, and cells at some of them cannot even be removed again. Values are not looked at.
+    llama takes any positions, and cells at some of them cannot even be removed again. Values are not
+    looked at.
     """
     if len(state) < HEAD_BYTES + 2 * WORD:
         raise StateError(f"a state of {len(state)} bytes is too short")
     if state[:WORD] != magic[:WORD]:
-        raise StateError(
-            f"a state of another build: magic {bytes(state[:WORD]).hex()}, here {magic[:WORD].hex()}"
-        )
+        found, ours = bytes(state[:WORD]).hex(), magic[:WORD].hex()
+        raise StateError(f"a state of another build: magic {found}, here {ours}")
     parts = form.partial if partial else form.full
-    split = _split(state, form, parts)
+    if not parts:
+        return
+    split = split_of(state, form, parts)
     for is_attention, at in zip(parts, (HEAD_BYTES, split), strict=False):
         if is_attention:
             is_whole = at == HEAD_BYTES and not (form.is_windowed and len(parts) == 1)
@@ -144,7 +150,7 @@ def _check_cells(state: memoryview, at: int, cell_bytes: int, n_tokens: int, is_
         raise StateError(f"a state whose cells are not at the last positions of {n_tokens} tokens")
 
 
-def _split(state: memoryview, form: StateForm, parts: tuple[bool, ...]) -> int:
+def split_of(state: memoryview, form: StateForm, parts: tuple[bool, ...]) -> int:
     """Where the second part begins; the end where there is none."""
     if len(parts) == 1:
         return len(state)
@@ -154,17 +160,29 @@ def _split(state: memoryview, form: StateForm, parts: tuple[bool, ...]) -> int:
     return split
 
 
-def to_n_streams(state: memoryview, form: StateForm, *, partial: bool) -> memoryview:
-    """A checked one-stream state as a context with `form` reads it: copied, unless nothing changes."""
+def to_n_streams(state: memoryview, form: StateForm, *, partial: bool, spare: int = 0) -> memoryview:
+    """A checked one-stream state as a context with `form` reads it.
+
+    The last `spare` bytes of `state` are no part of it: with enough of them it is rewritten in place, else copied.
+    """
     parts = form.partial if partial else form.full
+    whole, state = state, state[: len(state) - spare]
     if form.n_streams == 1 or not parts[0]:
         return state
-    split = _split(state, form, parts)
+    split = split_of(state, form, parts)
     streams, empty = _U32.pack(form.n_streams), b"\0" * (WORD * (form.n_streams - 1))
-    pieces: list[bytes | memoryview] = [state[:HEAD_BYTES], streams, state[HEAD_BYTES + WORD : split], empty]
-    if len(parts) == 2:
-        pieces += [streams, state[split + WORD :], empty] if parts[1] else [state[split:]]
-    return memoryview(b"".join(pieces))
+    second: list[bytes] = []
+    if len(parts) == 2:  # small, so that moving it up is no matter
+        second = [streams, bytes(state[split + WORD :]), empty] if parts[1] else [bytes(state[split:])]
+    if sum(parts) * len(empty) > spare:
+        first = (state[:HEAD_BYTES], streams, state[HEAD_BYTES + WORD : split])
+        return memoryview(b"".join((*first, empty, *second)))
+    whole[HEAD_BYTES : HEAD_BYTES + WORD] = streams
+    at = split
+    for piece in (empty, *second):
+        whole[at : at + len(piece)] = piece
+        at += len(piece)
+    return whole[:at]
 
 
 def _attention_end(state: memoryview, cell_bytes: int) -> int:

@@ -22,8 +22,8 @@ Output = Literal["none", "last", "all"]
 class Part:
     """One sequence's share of a batch.
 
-    Batch rows start .. start+n_tokens-1 hold tokens at positions pos0 .. pos0+n_tokens-1; the last n_draft of them
-    are drafted. Output rows out_start .. out_start+n_out-1 are this part's, in the same order.
+    Batch rows start .. start+n_tokens-1 hold tokens at positions pos0 .. pos0+n_tokens-1; the last n_draft of
+    them are drafted. Output rows out_start .. out_start+n_out-1 are this part's, in the same order.
     """
 
     seq_id: int

@@ -30,14 +30,15 @@ class Context(Protocol):
     can_rewind_draft: (
         bool  # a rewind inside the last decoded batch is sound (False: take a partial state first)
     )
+    n_draft_max: int  # most tokens at the end of a decode that a rewind can take back
     decode_ns: int  # wall time spent inside llama_decode, always counted
     n_decodes: int
 
     def decode(self, batch: Batch) -> None:
-        """Append the batch's tokens. ContextFull: no room, nothing was appended. BatchError: checked before llama."""
+        """Append the batch's tokens. ContextFull, BatchError: nothing was appended."""
 
     def logits(self, row: int, n_rows: int) -> Floats:
-        """[n_rows, n_vocab] of output rows row .. row+n_rows-1 of the last decode; a view, dead after the next."""
+        """[n_rows, n_vocab] of output rows row .. row+n_rows-1 of the last decode; a view, dead after it."""
 
     def hidden(self, row: int, n_rows: int) -> Floats:
         """[n_rows, n_embd] NextN rows by *batch* row (target) or *output* row (MTP context); a view."""
@@ -62,10 +63,25 @@ class Context(Protocol):
     def read_state(self, seq_id: int, out: memoryview, *, partial: bool) -> memoryview:
         """Serialise into `out` and return the slice of it that holds the state, 8-byte head included."""
 
-    def write_state(self, seq_id: int, state: memoryview, n_tokens: int, *, partial: bool) -> None:
-        """Replace the sequence by a state of n_tokens tokens. StateError: the sequence is empty afterwards."""
+    def check_state(self, state: memoryview, n_tokens: int, *, partial: bool) -> None:
+        """StateError where the bytes cannot be a state of n_tokens tokens that this context wrote.
+
+        For states from outside; every value is looked at. Touches nothing, and may be called on any thread.
+        """
+
+    def write_state(
+        self, seq_id: int, state: memoryview, n_tokens: int, *, partial: bool, spare: int = 0
+    ) -> None:
+        """Replace the sequence by a state of n_tokens tokens. StateError: the sequence is empty then.
+
+        The last `spare` bytes of `state` are no part of it, and all of it may be overwritten where there are any:
+        8 for each sequence of the context save a copy.
+        """
 
     def state_head(self) -> bytes:
         """The 8 bytes that a state of this build begins with (io magic, sequence id 0)."""
+
+    def set_threads(self, n_threads: int) -> None:
+        """From the next decode on, for prompts as well."""
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Which weights a GGUF file holds, told from its bytes and never from its path; reads a few KiB per tensor."""
+"""Which weights a GGUF file holds, told from its bytes, never from its path; reads a few KiB per tensor."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _tensor_size = function("gguf_get_tensor_size", ctypes.c_size_t, ctypes.c_void_p
 
 
 def check_readable(path: Path) -> None:
-    """ModelError unless `path` is a readable file that begins as a GGUF does; llama's own messages are vaguer."""
+    """ModelError unless `path` can be read and begins as a GGUF does; llama's own messages are vaguer."""
     try:
         with path.open("rb") as file:
             magic = file.read(4)

@@ -1,4 +1,4 @@
-"""Random numbers keyed by (seed, position) and never by call order, so that nothing but those two moves them; pure."""
+"""Random numbers keyed by (seed, position), never by call order, so that nothing else moves them; pure."""
 
 from __future__ import annotations
 

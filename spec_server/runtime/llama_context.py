@@ -7,15 +7,15 @@ Everything that makes llama abort is checked here first, and everything that it 
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from spec_server.runtime import _calls, _state_form, logs
-from spec_server.runtime._native import address_of, ext, function, lib
+from spec_server.runtime import _calls, _native, _state_form, _state_rows, logs
+from spec_server.runtime._context_params import CACHE_TYPES, RopeSettings, context_params
+from spec_server.runtime._native import address_of, ext, lib
 from spec_server.runtime.batch import Batch, Output, Part
 from spec_server.runtime.errors import (
     BatchError,
@@ -27,59 +27,17 @@ from spec_server.runtime.errors import (
 )
 from spec_server.runtime.model import Model
 
+__all__ = ["LlamaContext", "RopeSettings"]
+
 Floats = npt.NDArray[np.float32]
 
 PARTIAL_ONLY = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-
-CACHE_TYPES = {
-    "f32": lib.GGML_TYPE_F32,
-    "f16": lib.GGML_TYPE_F16,
-    "bf16": 30,  # the binding has no name for it
-    "q8_0": lib.GGML_TYPE_Q8_0,
-    "q4_0": lib.GGML_TYPE_Q4_0,
-    "q4_1": lib.GGML_TYPE_Q4_1,
-    "iq4_nl": lib.GGML_TYPE_IQ4_NL,
-    "q5_0": lib.GGML_TYPE_Q5_0,
-    "q5_1": lib.GGML_TYPE_Q5_1,
-}
-FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
-ROPE_SCALING = {"none": 0, "linear": 1, "yarn": 2, "longrope": 3}
-
-_pointer = ctypes.c_void_p
-_decode = lib.llama_decode
-_synchronize = function("llama_synchronize", None, _pointer)
-_get_logits = function("llama_get_logits", _pointer, _pointer)
-_seq_rm = function(
-    "llama_memory_seq_rm", ctypes.c_bool, _pointer, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32
-)
-_pos_min = function("llama_memory_seq_pos_min", ctypes.c_int32, _pointer, ctypes.c_int32)
-_pos_max = function("llama_memory_seq_pos_max", ctypes.c_int32, _pointer, ctypes.c_int32)
-_state_args = (_pointer, _pointer, ctypes.c_size_t, ctypes.c_int32, ctypes.c_uint32)
-_state_size = function(
-    "llama_state_seq_get_size_ext", ctypes.c_size_t, _pointer, ctypes.c_int32, ctypes.c_uint32
-)
-_state_get = function("llama_state_seq_get_data_ext", ctypes.c_size_t, *_state_args)
-_state_set = function("llama_state_seq_set_data_ext", ctypes.c_size_t, *_state_args)
-
-
-@dataclass(frozen=True, slots=True)
-class RopeSettings:
-    """Overrides of the model's own rope parameters; None and 0 leave the model's."""
-
-    scaling: str | None = None  # none, linear, yarn, longrope
-    freq_base: float = 0.0
-    freq_scale: float = 0.0
-    yarn_ext_factor: float = -1.0
-    yarn_attn_factor: float = -1.0
-    yarn_beta_fast: float = -1.0
-    yarn_beta_slow: float = -1.0
-    yarn_orig_ctx: int = 0
 
 
 class LlamaContext:
     """A Context (see context.py) on `model`, which it keeps alive until it is closed.
 
-    n_ctx counts cells over all sequences (0: what the model was trained with); n_batch and n_ubatch count tokens.
+    n_ctx counts cells over all sequences (0: what the model was trained with), n_batch and n_ubatch tokens.
     n_rs_seq is how many tokens recurrent memory can take back after a decode; other memory ignores it.
     `expose_hidden` makes a target give its hidden rows; `mtp` makes this the context of the model's MTP head.
     ModelError: a combination that llama refuses or would abort on.
@@ -114,27 +72,26 @@ class LlamaContext:
         self.v_transposed = flash_attn == "off"  # the layout of values in the cache and so in a state
         self.swa_full = swa_full
         self.is_mtp = mtp
-        params = lib.llama_context_default_params()
-        params.n_ctx = n_ctx
-        params.n_batch = max(n_batch, n_seq_max)
-        params.n_ubatch = n_ubatch
-        params.n_seq_max = n_seq_max
-        params.n_threads = n_threads
-        params.n_threads_batch = n_threads_batch or n_threads
-        params.kv_unified = kv_unified
-        params.flash_attn_type = _choice("flash_attn", flash_attn, FLASH_ATTENTION)
-        params.type_k = _choice("type_k", type_k, CACHE_TYPES)
-        params.type_v = _choice("type_v", type_v, CACHE_TYPES)
-        params.offload_kqv = offload_kqv
-        params.op_offload = op_offload
-        params.swa_full = swa_full
-        params.n_rs_seq = 0 if mtp else n_rs_seq
-        params.n_outputs_max = n_outputs_max and max(n_outputs_max, n_seq_max)
-        params.no_perf = True
-        _set_rope(params, rope or RopeSettings())
-        if mtp:
-            params.ctx_type = lib.LLAMA_CONTEXT_TYPE_MTP
-        self._check(params)
+        params = context_params(
+            model,
+            rope or RopeSettings(),
+            mtp,
+            n_ctx=n_ctx,
+            n_batch=n_batch,
+            n_ubatch=n_ubatch,
+            n_seq_max=n_seq_max,
+            n_threads=n_threads,
+            n_threads_batch=n_threads_batch or n_threads,
+            kv_unified=kv_unified,
+            flash_attn=flash_attn,
+            type_k=type_k,
+            type_v=type_v,
+            offload_kqv=offload_kqv,
+            op_offload=op_offload,
+            swa_full=swa_full,
+            n_rs_seq=n_rs_seq,
+            n_outputs_max=n_outputs_max,
+        )
         self._open(params)
         self.n_outputs_max: int = params.n_outputs_max or self.n_batch
         if mtp or expose_hidden:
@@ -142,19 +99,6 @@ class LlamaContext:
             ext.llama_set_embeddings_nextn(self._ctx, True, mtp)
         self._has_hidden = mtp or expose_hidden
         self._study_memory(kv_unified)
-
-    def _check(self, params: Any) -> None:
-        if not 1 <= params.n_seq_max <= lib.llama_max_parallel_sequences():
-            raise ModelError(
-                f"n_seq_max {params.n_seq_max} is not in 1..{lib.llama_max_parallel_sequences()}"
-            )
-        n_ctx = params.n_ctx or self._model.n_ctx_train
-        if params.n_rs_seq and min(params.n_ubatch, params.n_batch, n_ctx) <= params.n_rs_seq + 1:
-            raise ModelError(f"n_ubatch {params.n_ubatch} must be above n_rs_seq + 1 = {params.n_rs_seq + 1}")
-        if min(params.n_batch, params.n_ubatch) < 1:
-            raise ModelError(f"n_batch {params.n_batch} and n_ubatch {params.n_ubatch} must be positive")
-        if params.ctx_type == lib.LLAMA_CONTEXT_TYPE_MTP and not self._model.has_mtp:
-            raise ModelError(f"{self._model.path} has no MTP head, or was loaded without it")
 
     def _open(self, params: Any) -> None:
         native = self._model._acquire()
@@ -188,25 +132,29 @@ class LlamaContext:
         self._head = b""
         partial = bytes(self._read_native(0, PARTIAL_ONLY))
         self._head = partial[: _state_form.HEAD_BYTES]
+        self._recurrent_head = partial[_state_form.HEAD_BYTES + _state_form.WORD :]
         self._n_swa = 0 if self.swa_full else self._model.n_swa
         form = _state_form.form_of(
-            _state_size(self._ctx, 0, 0),
+            _native.state_size(self._ctx, 0, 0),
             partial,
             n_streams=n_streams,
             is_windowed=self._n_swa > 0,
             cell_bytes=24 if self._model.has_cell_ext else 12,
         )
-        if form is None:
+        if form is None and n_streams > 1:
             self.close()
             raise ModelError(
-                f"the memory of {self._model.arch} models writes states of a form not known here"
+                f"{self._model.arch} models need kv_unified: how their states name streams is not known"
             )
-        self._form = form
-        self._is_recurrent = not all(self._form.full)
+        self._form = form or _state_form.UNKNOWN
+        self._is_recurrent = self._model.is_recurrent or self._model.is_hybrid
+        if form is not None:  # the model's MTP head may have other memory than its trunk
+            self._is_recurrent = not all(form.full)
         self._snapshots = self._is_recurrent and self.n_rs_seq > 0
-        windows = len(self._form.full) == 2 and 0 < self._n_swa < self.n_ctx_seq
+        windows = self._form.partial_is_less and 0 < self._n_swa < self.n_ctx_seq
         self._fragile = self._snapshots or (windows and kv_unified and self.n_seq_max > 1)
         self.needs_checkpoints = self._is_recurrent or windows
+        self.n_draft_max = self.n_rs_seq if self._is_recurrent and self.n_rs_seq else self.n_batch - 1
         self.can_rewind_draft = not self._is_recurrent or self._snapshots
 
     # -- decode
@@ -254,8 +202,8 @@ class LlamaContext:
         c = batch._c
         c.n_tokens = batch.n_tokens
         begin = perf_counter_ns()
-        code: int = _decode(self._ctx, c)
-        _synchronize(self._ctx)
+        code: int = _native.decode(self._ctx, c)
+        _native.synchronize(self._ctx)
         self.decode_ns += perf_counter_ns() - begin
         self.n_decodes += 1
         return code
@@ -325,7 +273,7 @@ class LlamaContext:
         if row < 0 or n_rows < 0 or row + n_rows > self._n_outputs:
             raise BatchError(f"output rows {row}..{row + n_rows - 1} of {self._n_outputs}")
         if not self._logits_at:
-            self._logits_at = _get_logits(self._ctx)
+            self._logits_at = _native.get_logits(self._ctx)
             if self._logits_at != self._logits_shown[0] or self._n_outputs > self._logits_shown[1]:
                 self._logits_shown = self._logits_at, self._n_outputs
                 self._logits_view = _view(self._logits_at, self._n_outputs, self.n_vocab)
@@ -348,7 +296,7 @@ class LlamaContext:
 
     def pos_range(self, seq_id: int) -> tuple[int, int]:
         self._check_seq(seq_id)
-        return _pos_min(self._memory, seq_id), _pos_max(self._memory, seq_id)
+        return _native.pos_min(self._memory, seq_id), _native.pos_max(self._memory, seq_id)
 
     def rewind_floor(self, seq_id: int) -> int:
         n = self._counts[seq_id]
@@ -357,10 +305,12 @@ class LlamaContext:
         floor = 1
         if self._is_recurrent:
             floor = n - self._back[seq_id]
-        if self._n_swa:
-            first = _pos_min(self._memory, seq_id)
+        # With swa_full too: a state that was loaded holds the window only.
+        n_swa = self._model.n_swa
+        if n_swa:
+            first = _native.pos_min(self._memory, seq_id)
             if first > 0:
-                floor = max(floor, first + self._n_swa - 1)
+                floor = max(floor, first + n_swa - 1)
         return max(1, min(floor, n))
 
     def prefix_floor(self, seq_id: int) -> int:
@@ -383,13 +333,13 @@ class LlamaContext:
                 f"sequence {seq_id} holds {n} tokens and cannot be cut to {n_tokens}: "
                 f"0 or {self.rewind_floor(seq_id)}..{n} can be reached"
             )
-        if not _seq_rm(self._memory, seq_id, n_tokens, -1):
+        if not _native.seq_rm(self._memory, seq_id, n_tokens, -1):
             raise RewindError(f"llama cannot cut sequence {seq_id} from {n} to {n_tokens} tokens")
         self._back[seq_id] = 0
         self._counts[seq_id] = n_tokens
 
     def _empty(self, seq_id: int) -> None:
-        _seq_rm(self._memory, seq_id, -1, -1)
+        _native.seq_rm(self._memory, seq_id, -1, -1)
         self._counts[seq_id] = self._back[seq_id] = 0
 
     def _check_seq(self, seq_id: int) -> None:
@@ -403,12 +353,12 @@ class LlamaContext:
 
     def state_size(self, seq_id: int, *, partial: bool) -> int:
         self._check_seq(seq_id)
-        size: int = _state_size(self._ctx, seq_id, PARTIAL_ONLY * partial)
+        size: int = _native.state_size(self._ctx, seq_id, PARTIAL_ONLY * partial)
         return size
 
     def read_state(self, seq_id: int, out: memoryview, *, partial: bool) -> memoryview:
         self._check_seq(seq_id)
-        n: int = _state_get(self._ctx, address_of(out), out.nbytes, seq_id, PARTIAL_ONLY * partial)
+        n: int = _native.state_get(self._ctx, address_of(out), out.nbytes, seq_id, PARTIAL_ONLY * partial)
         if n == 0:
             raise StateError(f"no state in {out.nbytes} bytes: {logs.joiner.take_errors()}")
         form = self._form
@@ -421,11 +371,21 @@ class LlamaContext:
         return state
 
     def _read_native(self, seq_id: int, flags: int) -> bytearray:
-        out = bytearray(_state_size(self._ctx, seq_id, flags))
-        _state_get(self._ctx, address_of(out), len(out), seq_id, flags)
+        out = bytearray(_native.state_size(self._ctx, seq_id, flags))
+        _native.state_get(self._ctx, address_of(out), len(out), seq_id, flags)
         return out
 
-    def write_state(self, seq_id: int, state: memoryview, n_tokens: int, *, partial: bool) -> None:
+    def check_state(self, state: memoryview, n_tokens: int, *, partial: bool) -> None:
+        state = state.cast("B")
+        if not 0 < n_tokens <= self.n_ctx_seq:
+            raise StateError(f"a state of {n_tokens} tokens; a sequence holds 1..{self.n_ctx_seq}")
+        _state_form.check(state, self._form, self._head, n_tokens, partial=partial)
+        type_k, type_v = CACHE_TYPES[self.type_k], CACHE_TYPES[self.type_v]
+        _state_rows.check_rows(state, self._form, type_k, type_v, self._recurrent_head, partial=partial)
+
+    def write_state(
+        self, seq_id: int, state: memoryview, n_tokens: int, *, partial: bool, spare: int = 0
+    ) -> None:
         self._check_seq(seq_id)
         try:
             state = state.cast("B")
@@ -435,8 +395,9 @@ class LlamaContext:
                 )
             if not 0 < n_tokens <= self.n_ctx_seq:
                 raise StateError(f"a state of {n_tokens} tokens; a sequence holds 1..{self.n_ctx_seq}")
-            _state_form.check(state, self._form, self._head, n_tokens, partial=partial)
-            native = _state_form.to_n_streams(state, self._form, partial=partial)
+            content = state[: len(state) - spare]
+            _state_form.check(content, self._form, self._head, n_tokens, partial=partial)
+            native = _state_form.to_n_streams(state, self._form, partial=partial, spare=spare)
             self._apply(seq_id, native, n_tokens, partial)
         except StateError:
             self._empty(seq_id)
@@ -446,15 +407,23 @@ class LlamaContext:
 
     def _apply(self, seq_id: int, state: memoryview, n_tokens: int, partial: bool) -> None:
         address = np.frombuffer(state, np.uint8).ctypes.data
-        if _state_set(self._ctx, address, state.nbytes, seq_id, PARTIAL_ONLY * partial) != state.nbytes:
+        if (
+            _native.state_set(self._ctx, address, state.nbytes, seq_id, PARTIAL_ONLY * partial)
+            != state.nbytes
+        ):
             raise StateError(f"llama refuses the state: {logs.joiner.take_errors() or 'bytes are left over'}")
-        if partial and not _seq_rm(self._memory, seq_id, n_tokens, -1):
+        if partial and not _native.seq_rm(self._memory, seq_id, n_tokens, -1):
             raise StateError(f"llama cannot cut the sequence to the {n_tokens} tokens of its partial state")
-        last = _pos_max(self._memory, seq_id)
+        last = _native.pos_max(self._memory, seq_id)
         if last + 1 != n_tokens:
             raise StateError(f"the state holds {last + 1} tokens, not {n_tokens}")
 
     # -- life
+
+    def set_threads(self, n_threads: int) -> None:
+        if n_threads < 1:
+            raise BatchError(f"{n_threads} threads")
+        lib.llama_set_n_threads(self._ctx, n_threads, n_threads)
 
     def close(self) -> None:
         """Free the context. May be called twice."""
@@ -482,21 +451,3 @@ def _view(address: int, n_rows: int, width: int) -> Floats:
     view: Floats = np.ctypeslib.as_array(block).reshape(n_rows, width)
     view.flags.writeable = False
     return view
-
-
-def _choice(name: str, value: str, values: dict[str, int]) -> int:
-    if value not in values:
-        raise ModelError(f"{name} {value!r} is none of {', '.join(values)}")
-    return values[value]
-
-
-def _set_rope(params: Any, rope: RopeSettings) -> None:
-    if rope.scaling is not None:
-        params.rope_scaling_type = _choice("rope scaling", rope.scaling, ROPE_SCALING)
-    params.rope_freq_base = rope.freq_base
-    params.rope_freq_scale = rope.freq_scale
-    params.yarn_ext_factor = rope.yarn_ext_factor
-    params.yarn_attn_factor = rope.yarn_attn_factor
-    params.yarn_beta_fast = rope.yarn_beta_fast
-    params.yarn_beta_slow = rope.yarn_beta_slow
-    params.yarn_orig_ctx = rope.yarn_orig_ctx

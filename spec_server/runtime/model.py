@@ -151,7 +151,7 @@ class Model:
             room = -n
 
     def piece(self, token: int, special: bool = False) -> bytes:
-        """The bytes that `token` stands for; special tokens give b"" unless asked for. IndexError: no such token."""
+        """The bytes of `token`; special tokens give b"" unless asked for. IndexError: no such token."""
         if token < 0:
             raise IndexError(token)
         pieces = self._pieces[special]

@@ -1,7 +1,7 @@
 """From a row of logits to the few tokens that may come out and their probabilities; draws nothing itself.
 
-The chain is llama.cpp's, in llama-server's order. Only its first step is ours: where top-k is on, what cannot be
-among the k best never enters the candidate array.
+The chain is llama.cpp's, in llama-server's order. Only its first step is ours: where top-k is on, what cannot
+be among the k best never enters the candidate array.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class SamplerChain:
         return self._candidates[:n]
 
     def apply(self, logits: Floats, history: Ints) -> tuple[Ints, Doubles]:
-        """(ids [n] ascending, probabilities [n] that add up to 1) of the tokens that `logits` [n_vocab] leaves.
+        """(ids [n] ascending, probabilities [n], adding up to 1) of the tokens that logits [n_vocab] leave.
 
         `history` [m] are the tokens right before, oldest first; penalties look at the last repeat_last_n. Ids
         ascend, so that a last-bit change of a logit moves a cumulative sum by no more than a last bit.
@@ -134,7 +134,7 @@ class SamplerChain:
         return self._normalised(candidates[: array.size])
 
     def _survivors(self, logits: Floats, history: Ints) -> Ints:
-        """Ids, ascending, among which the k best are after biases and penalties; exact but for ties at the edge."""
+        """Ascending ids, the k best after biases and penalties among them; exact but for ties."""
         touched = np.concatenate((self._biased, history)) if len(history) else self._biased
         # what a bias or a penalty touches may leave the k best, and lets others in
         n = self._top_k + len(touched)

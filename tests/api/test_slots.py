@@ -39,7 +39,7 @@ async def test_save_erase_restore(client: httpx.AsyncClient) -> None:
         "n_ckpt_saved": 0,
         "target": {"bytes": 60},
         "draft": {"saved": True, "n_tokens": 14, "bytes": 40, "reason": ""},
-        "timings": {"save_ms": 1.5},
+        "timings": {"save_ms": 1.5, "hold_ms": 0.0, "sync_ms": 0.0},
     }
     erased = await client.post("/slots/1?action=erase")
     assert erased.json() == {"id_slot": 1, "n_erased": 14}
@@ -56,7 +56,7 @@ async def test_save_erase_restore(client: httpx.AsyncClient) -> None:
         "target": {"bytes": 60},
         "draft": {"restored": False, "n_tokens": 0, "bytes": 0, "reason": "another draft model"},
         "notes": ["a note"],
-        "timings": {"restore_ms": 1.5},
+        "timings": {"restore_ms": 1.5, "hold_ms": 0.0},
     }
 
 

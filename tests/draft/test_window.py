@@ -70,7 +70,7 @@ class Simulation:
                 p_all *= calibration.drafted(len(draft) - 1, draft[-1])
                 p_next = calibration.expected(len(draft))
             n_drafted = len(draft)
-            policy.drafted(n_drafted, n_drafted * self.draft_ms)
+            policy.drafted("", n_drafted, n_drafted * self.draft_ms)
             kept = policy.cut(0, [calibration.probability(j, c) for j, c in enumerate(draft)])
             draft = draft[:kept]
             gained = self.n_accepted(draft)

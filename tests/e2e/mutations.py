@@ -11,11 +11,11 @@ from pathlib import Path
 
 import xxhash
 
+from persistence.files import SystemFiles
 from persistence.format import CHECKPOINTS_HEAD, CheckpointEntry, Kind, Section, encode_footer
 from persistence.layout import read_layout
 from persistence.reader import open_source
 from persistence.snapshot import FileFacts
-from persistence.files import SystemFiles
 
 EXTREMES_32 = (0, 1, 2, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF)
 EXTREMES_64 = (0, 1, 1 << 31, 1 << 32, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
@@ -141,7 +141,14 @@ def state_frame(rng: random.Random, state: bytes) -> bytes:
     (n_cells,) = struct.unpack_from("<I", state, 4)
     stride = 24 if struct.unpack_from("<I", state, 8 + 24 + 4)[0] == 1 and n_cells > 1 else 12
     cells_end = 8 + n_cells * stride
-    spots = [0, 4, cells_end, cells_end + 4, cells_end + 8, cells_end + 12]  # streams, cells, layout, layers, type, row
+    spots = [
+        0,
+        4,
+        cells_end,
+        cells_end + 4,
+        cells_end + 8,
+        cells_end + 12,
+    ]  # streams, cells, layout, layers, type, row
     spots += [8 + stride * rng.randrange(max(1, n_cells)) + 4 * rng.randrange(stride // 4) for _ in range(4)]
     at = rng.choice([spot for spot in spots if spot + 4 <= len(state)])
     value = rng.choice((*EXTREMES_32, 3, n_cells, n_cells - 1, n_cells + 1, rng.randrange(max(1, n_cells))))
@@ -152,7 +159,11 @@ def state_values(rng: random.Random, state: bytes) -> bytes:
     """Rows full of values that are no numbers, or infinite, or anything."""
     start = len(state) // 4 + rng.randrange(max(1, len(state) // 2))
     n = min(len(state) - start, rng.choice((64, 1024, 20_000)))
-    return state[:start] + (rng.choice((b"\x00\x7e", b"\x00\xfc", b"\xff\xff", rng.randbytes(64))) * n)[:n] + state[start + n :]
+    return (
+        state[:start]
+        + (rng.choice((b"\x00\x7e", b"\x00\xfc", b"\xff\xff", rng.randbytes(64))) * n)[:n]
+        + state[start + n :]
+    )
 
 
 IN_A_STATE: Sequence[Damage] = (state_frame, state_frame, state_values, cut, splice, any_word, flip)
@@ -268,7 +279,15 @@ def damage_table(rng: random.Random, parts: Parts) -> Parts:
     return replace(parts, sections=tuple(sections))
 
 
-RESEALED = (damage_target, damage_target, damage_tokens, damage_checkpoints, damage_draft, damage_facts, damage_table)
+RESEALED = (
+    damage_target,
+    damage_target,
+    damage_tokens,
+    damage_checkpoints,
+    damage_draft,
+    damage_facts,
+    damage_table,
+)
 
 
 def mutate(rng: random.Random, parts: Parts) -> tuple[str, bytes]:

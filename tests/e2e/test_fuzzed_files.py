@@ -1,6 +1,6 @@
-"""Whatever bytes a slot file has: the server lives, answers, and its slots stay what the answer says they are.
+"""Whatever bytes a slot file has: the server lives, answers, and its slots are what the answer says they are.
 
-200 files by default. `FUZZ_FILES=5000 pytest tests/e2e/test_fuzzed_files.py -m slow` tries more; FUZZ_SEED picks others.
+200 files by default; `-m slow` tries FUZZ_FILES, 5,000 unless the environment says otherwise. FUZZ_SEED picks others.
 """
 
 from __future__ import annotations
@@ -108,7 +108,9 @@ class Fuzzed:
 
 
 @pytest.fixture(scope="module", params=PAIRS)
-def fuzzed(request: pytest.FixtureRequest, start_server: Start, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzzed]:
+def fuzzed(
+    request: pytest.FixtureRequest, start_server: Start, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Fuzzed]:
     folder = tmp_path_factory.mktemp("fuzzed")
     server = start_server(flags(request.param, slots=2, ctx=512, slot_dir=folder))
     yield Fuzzed(server, folder, request.param)

@@ -53,7 +53,7 @@ def test_an_answer_that_only_goes_on_longer_does_not_part(drafted: Answer) -> No
 
 
 @pytest.mark.parametrize(
-    ("plain", "other", "complaint"),
+    ("of_plain", "of_other", "complaint"),
     [
         (Pick(5, 6, 0.1), Pick(6, 5, 0.1), ""),
         (Pick(5, 6, 0.51), Pick(6, 5, 0.1), "gap=0.51"),
@@ -63,14 +63,14 @@ def test_an_answer_that_only_goes_on_longer_does_not_part(drafted: Answer) -> No
     ],
 )
 def test_a_parting_needs_both_replays_and_a_near_tie(
-    drafted: Answer, plain: Pick, other: Pick, complaint: str
+    drafted: Answer, of_plain: Pick, of_other: Pick, complaint: str
 ) -> None:
     ours, theirs = changed(drafted, 0, 5), changed(drafted, 0, 6)
     if not complaint:
-        assert judged(ours, theirs, [plain], [other], 0) == Parting(0, 5, 6, 0.1)
+        assert judged(ours, theirs, [of_plain], [of_other], 0) == Parting(0, 5, 6, 0.1)
         return
     with pytest.raises(AssertionError, match=complaint):
-        judged(ours, theirs, [plain], [other], 0)
+        judged(ours, theirs, [of_plain], [of_other], 0)
 
 
 def test_more_than_a_fifth_of_the_prompts_may_not_part() -> None:

@@ -109,7 +109,7 @@ def make_core(setup: Setup) -> EngineCore:
         model,
         target,
         setup.drafter(model, target),
-        DraftDefaults(setup.n_max),
+        DraftDefaults(),
         setup.checkpoints,
         make_spill(setup.spill),
     )

@@ -277,7 +277,9 @@ def test_one_that_alone_is_over_the_budget_is_not_taken() -> None:
         ([100, 200, 205], range(3), 2),
     ],
 )
-def test_the_one_that_leaves_the_smallest_hole_goes(at: list[int], candidates: list[int], dropped: int) -> None:
+def test_the_one_that_leaves_the_smallest_hole_goes(
+    at: list[int], candidates: list[int], dropped: int
+) -> None:
     checkpoints = [Checkpoint(n, 0, n - 1, SequenceState(b"")) for n in at]
     assert closest(checkpoints, candidates) == dropped
 

@@ -161,9 +161,9 @@ def test_drawn_texts_have_the_targets_distribution(rule: str, chain: str, drafte
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["token", "block", "coupled", "exact-match"])
-@pytest.mark.parametrize(("chain", "drafter"), EACH)
+@pytest.mark.parametrize(("chain", "drafter"), list(product(toy.CHAINS, ("near", "hostile"))))
 def test_many_drawn_texts_have_the_targets_distribution(rule: str, chain: str, drafter: str) -> None:
-    fit = drawn(rule, chain, drafter, 20_000)
+    fit = drawn(rule, chain, drafter, 8000)
     assert fit.is_good, fit
 
 

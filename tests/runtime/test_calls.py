@@ -14,6 +14,10 @@ def parts_of(*shapes: Shape) -> list[Part]:
     return [Part(seq_id, 0, n, 0, n - 1 if drafted else 0, 0, 1) for seq_id, n, drafted in shapes]
 
 
+def ids_of(planned: _calls.Calls | None) -> list[list[int]] | None:
+    return None if planned is None else [[part.seq_id for part in call] for call in planned]
+
+
 @pytest.mark.parametrize(
     ("shapes", "unified", "calls"),
     [
@@ -38,7 +42,7 @@ def parts_of(*shapes: Shape) -> list[Part]:
 )
 def test_recurrent_memory(shapes: list[Shape], unified: bool, calls: list[list[int]] | None) -> None:
     planned = _calls.for_snapshots(parts_of(*shapes), 64, unified)
-    assert (planned and [[part.seq_id for part in call] for call in planned]) == calls
+    assert ids_of(planned) == calls
 
 
 @pytest.mark.parametrize(
@@ -54,4 +58,4 @@ def test_recurrent_memory(shapes: list[Shape], unified: bool, calls: list[list[i
 )
 def test_a_shared_window(shapes: list[Shape], calls: list[list[int]] | None) -> None:
     planned = _calls.for_window(parts_of(*shapes), 64)
-    assert (planned and [[part.seq_id for part in call] for call in planned]) == calls
+    assert ids_of(planned) == calls

@@ -173,8 +173,10 @@ def damaged(state: bytes, what: str) -> bytes:
 @pytest.mark.parametrize(("n_seq_max", "kv_unified"), [(1, True), (3, False)])
 @pytest.mark.parametrize(
     "what",
-    ["empty", "head only", "cut", "longer", "magic", "streams", "more cells", "fewer cells", "no cells"]
-    + ["many cells", "wide rows", "position"],
+    [
+        *("empty", "head only", "cut", "longer", "magic", "streams"),
+        *("more cells", "fewer cells", "no cells", "many cells", "wide rows", "position"),
+    ],
 )
 def test_a_damaged_state_leaves_its_sequence_empty(
     drive: Drive, kind: str, n_seq_max: int, kv_unified: bool, what: str

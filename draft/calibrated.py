@@ -1,0 +1,164 @@
+"""A drafter, or a chain, with what is known of its confidence: learns from every verified draft, and stores it.
+
+Everything else is the inner drafter's. Where a length rule is given its drafts are as long as that says; without
+one they are as long as the request allows, and nothing is learnt.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+
+import orjson
+
+from draft.base import Accepted, Draft, Drafter, DraftRequest, DraftState, Ints
+from draft.window import Calibration, DraftLength, LengthPolicy
+from spec_server.runtime.batch import Batch
+
+_HEAD = struct.Struct("<4sI")  # magic, bytes of all calibrations behind it
+_MAGIC = b"CAL1"
+_FIELD = "calibration_bytes"
+
+Blob = bytes | bytearray | memoryview
+
+
+class CalibratedDrafter:
+    """`members` are the names under which drafts come; `policy` None: fixed lengths."""
+
+    def __init__(
+        self, inner: Drafter, members: Sequence[str], n_slots: int, policy: LengthPolicy | None = None
+    ) -> None:
+        self.inner = inner
+        self.policy = policy
+        self.name = inner.name
+        self.n_max = inner.n_max
+        self.needs_checkpoints = inner.needs_checkpoints
+        self.cannot_rebuild = inner.cannot_rebuild
+        self.n_ctx_seq = inner.n_ctx_seq
+        self.model_identity = inner.model_identity
+        self._members = tuple(members)
+        self._calibrations = [self._fresh() for _ in range(n_slots)]
+        self._proposed: dict[int, Draft] = {}
+
+    def _fresh(self) -> dict[str, Calibration]:
+        return {name: Calibration() for name in self._members}
+
+    @property
+    def decode_ns(self) -> int:
+        return self.inner.decode_ns
+
+    # -- drafting
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        policy = self.policy
+        if policy is None:
+            return self.inner.propose(requests)
+        ruled = [
+            replace(r, length=DraftLength(policy, self._calibrations[r.seq_id], r.seq_id)) for r in requests
+        ]
+        drafts = self.inner.propose(ruled)
+        for request, draft in zip(requests, drafts, strict=True):
+            self._proposed[request.seq_id] = draft
+        return drafts
+
+    def accept(self, accepted: Sequence[Accepted]) -> None:
+        self.inner.accept(accepted)
+        if self.policy is None:
+            return
+        for item in accepted:
+            draft = self._proposed.pop(item.seq_id, None)
+            if draft is not None and draft.tokens:
+                self._calibrations[item.seq_id][draft.drafter].learn(draft.confidence, item.n_accepted)
+                self.policy.verified(item.seq_id, len(draft.tokens), item.n_accepted)
+
+    # -- state
+
+    def fit(self, seq_id: int) -> bytes:
+        inner = self.inner.fit(seq_id)
+        if not inner:
+            return inner
+        return orjson.dumps({**orjson.loads(inner), _FIELD: len(self._pack(seq_id))})
+
+    def unfit(self, fit: bytes, n_tokens: int, context_size: int, spec_size: int) -> str | None:
+        return self.inner.unfit(fit, n_tokens, context_size, spec_size - _calibration_bytes(fit, spec_size))
+
+    def state_size(self, seq_id: int, *, partial: bool) -> int:
+        return self.inner.state_size(seq_id, partial=partial)
+
+    def capture(self, seq_id: int, out: memoryview, *, partial: bool) -> DraftState:
+        state = self.inner.capture(seq_id, out, partial=partial)
+        if partial:
+            return state
+        return DraftState(state.context, self._pack(seq_id) + bytes(state.spec))
+
+    def apply(self, seq_id: int, state: DraftState, tokens: Ints, *, partial: bool) -> str:
+        if not partial:
+            calibrations, spec = self._unpack(state.spec)
+            self._calibrations[seq_id] = calibrations
+            state = DraftState(state.context, spec)
+        return self.inner.apply(seq_id, state, tokens, partial=partial)
+
+    def _pack(self, seq_id: int) -> bytes:
+        body = b"".join(
+            bytes([len(name)]) + name.encode() + calibration.pack()
+            for name, calibration in self._calibrations[seq_id].items()
+        )
+        return _HEAD.pack(_MAGIC, len(body)) + body
+
+    def _unpack(self, spec: Blob) -> tuple[dict[str, Calibration], Blob]:
+        """Calibrations of the members that run here, and what is behind them. Bytes that are none count as none."""
+        calibrations = self._fresh()
+        view = memoryview(spec)
+        if len(view) < _HEAD.size or bytes(view[:4]) != _MAGIC:
+            return calibrations, view
+        _, n_bytes = _HEAD.unpack_from(view)
+        body, rest = view[_HEAD.size : _HEAD.size + n_bytes], view[_HEAD.size + n_bytes :]
+        while len(body) > Calibration.n_bytes:
+            end = 1 + body[0]
+            name, packed = bytes(body[1:end]).decode("utf-8", "replace"), body[end : end + Calibration.n_bytes]
+            body = body[end + Calibration.n_bytes :]
+            try:
+                calibration = Calibration.unpack(packed)
+            except ValueError:
+                break
+            if name in calibrations:
+                calibrations[name] = calibration
+        return calibrations, rest
+
+    # -- the inner drafter's
+
+    def begin(self, seq_id: int, tokens: Ints) -> None:
+        if not len(tokens):
+            self._calibrations[seq_id] = self._fresh()
+        self.inner.begin(seq_id, tokens)
+
+    def process(self, batch: Batch) -> None:
+        self.inner.process(batch)
+
+    def rewind_floor(self, seq_id: int) -> int:
+        return self.inner.rewind_floor(seq_id)
+
+    def truncate(self, seq_id: int, n_tokens: int) -> None:
+        self.inner.truncate(seq_id, n_tokens)
+
+    def n_tokens(self, seq_id: int) -> int:
+        return self.inner.n_tokens(seq_id)
+
+    def prompt_tokens(self, seq_id: int) -> int:
+        return self.inner.prompt_tokens(seq_id)
+
+    def set_threads(self, n_threads: int) -> None:
+        self.inner.set_threads(n_threads)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def _calibration_bytes(fit: bytes, spec_size: int) -> int:
+    """How much of a stored speculative state the calibrations take; 0 where the header does not say so."""
+    try:
+        n = orjson.loads(fit).get(_FIELD, 0)
+    except (orjson.JSONDecodeError, AttributeError):
+        return 0
+    return n if isinstance(n, int) and 0 <= n <= spec_size else 0

@@ -1,0 +1,1 @@
+"""`python -m eval bench`: servers side by side, in paired rounds of one run."""
