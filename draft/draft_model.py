@@ -195,7 +195,7 @@ class DraftModelDrafter:
                 self._queue(r.seq_id, chunk)
                 room -= len(chunk)
                 seq.prompt_tokens += 0 if seq.lags_by_choice else len(chunk)
-            else:
+            elif held == n:
                 seq.lags_by_choice = False
         self._flush()
 
@@ -227,7 +227,7 @@ class DraftModelDrafter:
         return DraftState(self._ctx.read_state(seq_id, out, partial=partial), _SPEC.pack(seq.base, held))
 
     def apply(self, seq_id: int, state: DraftState, tokens: Ints, *, partial: bool) -> str:
-        if not len(state.spec):
+        if partial and not len(state.spec):
             self.truncate(seq_id, len(tokens))
             return ""
         seq = self._seqs[seq_id]
@@ -241,6 +241,7 @@ class DraftModelDrafter:
             if partial and base != seq.base:
                 raise StateError(f"the draft's window has moved from {base} to {seq.base}")
             if held:
+                self._ctx.check_state(memoryview(state.context), held, partial=partial)
                 self._ctx.write_state(seq_id, memoryview(state.context), held, partial=partial)
             else:
                 self._ctx.truncate(seq_id, 0)

@@ -222,6 +222,7 @@ class MtpHeadDrafter:
             else:
                 self._restart(seq_id, base)
                 if held:
+                    self._ctx.check_state(memoryview(state.context), held, partial=False)
                     self._ctx.write_state(seq_id, memoryview(state.context), held, partial=False)
         except (LlamaError, DraftStateError) as e:
             self._restart(seq_id, len(tokens))

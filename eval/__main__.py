@@ -14,6 +14,7 @@ import httpx
 from rich.console import Console
 
 from eval import acceptance
+from eval.bench import command as bench
 from eval.client import ServerError
 from eval.server import ServerDied
 
@@ -26,7 +27,7 @@ class Command(Protocol):
     def run(self, args: argparse.Namespace, server_args: Sequence[str], console: Console) -> int: ...
 
 
-COMMANDS: dict[str, Command] = {"acceptance": acceptance}
+COMMANDS: dict[str, Command] = {"acceptance": acceptance, "bench": bench}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -96,7 +96,9 @@ class Client:
         return _body(self._http.get("/props"))
 
     def apply_template(self, messages: Sequence[Message]) -> str:
-        return str(self._ask("/apply-template", {"messages": [dict(message) for message in messages]})["prompt"])
+        return str(
+            self._ask("/apply-template", {"messages": [dict(message) for message in messages]})["prompt"]
+        )
 
     def tokenize(self, text: str) -> list[int]:
         """A prompt that came out of a template: its special tokens are tokens, and none is added."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eval.client import Client, Message
@@ -26,11 +25,6 @@ def prompts(workload: str) -> list[Prompt]:
     path = CHAT_PROMPTS.with_name(f"{workload}.jsonl")
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     return [Prompt(tuple(record["messages"]), record.get("answer_start", "")) for record in records]
-
-
-def pick(available: Sequence[Prompt], number: int, n_clients: int) -> list[int]:
-    """Which prompts round `number` uses: the next ones, from the start again when all were used."""
-    return [(number * n_clients + client) % len(available) for client in range(n_clients)]
 
 
 def tokens(prompt: Prompt, client: Client) -> list[int]:

@@ -47,6 +47,7 @@ class Catalog:
             names = self._files.names(directory)
         except OSError as error:
             raise from_os(error, directory.name) from error
+        self._forget_all_but(directory, set(names))
         found = []
         for name in sorted(names):
             # Links, directories, temporary files, and files that went away just now are no slot files.
@@ -69,6 +70,11 @@ class Catalog:
         described = self._read(path, info)
         self._known[path] = (info, described)
         return described
+
+    def _forget_all_but(self, directory: Path, names: set[str]) -> None:
+        gone = [path for path in self._known if path.parent == directory and path.name not in names]
+        for path in gone:
+            self._known.pop(path, None)
 
     def _read(self, path: Path, info: FileInfo) -> StoredFile:
         modified = info.mtime_ns / 1e9

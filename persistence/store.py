@@ -50,8 +50,7 @@ class DirectoryStore:
         """
         self._root = root
         self._files = files or SystemFiles()
-        self._locks: dict[Path, threading.Lock] = {}
-        self._locks_guard = threading.Lock()
+        self._saves = _Turns()
         self._catalog = Catalog(self._files)
         try:
             self._files.make_directory(root)
@@ -74,9 +73,8 @@ class DirectoryStore:
             self._check_target(path)
         except OSError as error:
             raise from_os(error, path.name) from error
-        lock = self._lock(path)
-        lock.acquire()
-        return SlotWriter(self._files, path, self._temporary(path.parent), lock.release)
+        self._saves.take(path)
+        return SlotWriter(self._files, path, self._temporary(path.parent), lambda: self._saves.give(path))
 
     def open(self, owner: str, name: object) -> SlotFile:
         return SlotFile.open(self._path(owner, name), self._files)
@@ -124,10 +122,6 @@ class DirectoryStore:
         if not info.is_file:
             raise NotAFile(f"{path.name}: not a regular file")
 
-    def _lock(self, path: Path) -> threading.Lock:
-        with self._locks_guard:
-            return self._locks.setdefault(path, threading.Lock())
-
     def _temporary(self, directory: Path) -> Path:
         return directory / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
 
@@ -158,3 +152,21 @@ class DirectoryStore:
                 with suppress(FileNotFoundError):
                     if not self._files.is_locked(path):
                         self._files.unlink(path)
+
+
+class _Turns:
+    """One holder a path at a time; remembers only paths that are held."""
+
+    def __init__(self) -> None:
+        self._held: set[Path] = set()
+        self._changed = threading.Condition()
+
+    def take(self, path: Path) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: path not in self._held)
+            self._held.add(path)
+
+    def give(self, path: Path) -> None:
+        with self._changed:
+            self._held.discard(path)
+            self._changed.notify_all()

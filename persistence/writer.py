@@ -68,6 +68,7 @@ class SlotWriter:
         self._checkpoints: list[CheckpointEntry] = []
         self._n_tokens = 0
         self._at = 0
+        self._start = 0
         self._hasher = xxhash.xxh3_128()
         self._finished = False
         self._fd = -1

@@ -1,6 +1,6 @@
 """The library without a server: prompt tokens in, one llama_decode and one argmax per token, times out.
 
-Reads lines of JSON, {"tokens": [...], "n": N}, and answers each with {"seconds": S, "arrivals_s": [...]}, counted
+Reads lines of JSON, {"tokens": [...], "n": N}, and answers each with {"seconds": S, "arrivals_s": [...]}: times
 from before the prompt's last token is decoded. What stands before that token is read before the clock starts.
 """
 
@@ -67,11 +67,6 @@ class BareLoop:
             raise SystemExit(f"llama_decode: {status}")
 
 
-@llama.llama_log_callback
-def _silent(_level: int, _text: bytes, _data: ctypes.c_void_p) -> None:
-    """The library's log."""
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("-m", "--model", required=True)
@@ -79,7 +74,8 @@ def main() -> None:
     parser.add_argument("-c", "--ctx-size", type=int, default=2048)
     parser.add_argument("-ngl", "--n-gpu-layers", type=int)
     args = parser.parse_args()
-    llama.llama_log_set(_silent, ctypes.c_void_p(0))
+    silent = llama.llama_log_callback(lambda _level, _text, _data: None)
+    llama.llama_log_set(silent, ctypes.c_void_p(0))
     loop = BareLoop(args)
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:

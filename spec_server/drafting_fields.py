@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from spec_server.options import Count, CountOrAuto, Fraction, KvType, Layers, Ngram, Option, Positive, Switch, Words
+from spec_server.options import Count, CountOrAuto, Fraction, KvType, Layers, Ngram, Option, Positive, SpecVerify, Switch, Words
 
 _SPEC, _SAMPLING = "Speculative decoding", "Sampling defaults"
 
@@ -76,6 +76,16 @@ class DraftingFields(BaseModel):
             "draft as many tokens as pay: found while running from acceptance and step times",
         ),
     ] = True
+    spec_verify: Annotated[
+        SpecVerify,
+        Option(
+            "--spec-verify",
+            _SPEC,
+            "RULE",
+            "which drafted tokens stand where a request samples: exact-match, token (accept or resample each), "
+            "block (the whole draft at once)",
+        ),
+    ] = "block"
     draft_rebuild: Annotated[
         Switch,
         Option("--draft-rebuild", _SPEC, "on|off", "rebuild a draft state that a restore had to drop"),

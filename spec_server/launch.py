@@ -110,7 +110,7 @@ async def _load(settings: Settings, holder: EngineHolder, server: _Server) -> En
         server.stop()
         return None
     transfer = Transfer(parts.core, parts.store, parts.fit, parts.draft_identity)
-    options = WorkerOptions(queue_limit=settings.queue_limit, debug=settings.debug)
+    options = WorkerOptions(settings.queue_limit, settings.debug, settings.spec_verify)
     worker = EngineWorker(parts.core, transfer, parts.model, parts.facts, options)
     holder.engine = worker
     log.info("ready after %.1f s on %s", time.monotonic() - started, server.address())
@@ -304,6 +304,7 @@ def _facts(settings: Settings, core: EngineCore, drafter: Drafter) -> Mapping[st
             "n_min": settings.spec_draft_n_min,
             "p_min": settings.spec_draft_p_min,
             "adaptive": settings.spec_adaptive,
+            "verify": settings.spec_verify,
         },
         "slot_draft": is_drafting and has_store,
         "slot_checkpoints": core.checkpoints.enabled,

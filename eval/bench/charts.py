@@ -10,6 +10,7 @@ import matplotlib
 matplotlib.use("Agg")
 
 from matplotlib import pyplot
+from matplotlib.figure import Figure
 
 from eval.bench.configs import OURS, PEER, Config
 from eval.bench.report import Run, cells
@@ -38,7 +39,12 @@ def _ratios(run: Run, n_clients: int, folder: Path) -> Path | None:
         found = result.overall
         low, high = found.low or found.ratio, found.high or found.ratio
         axes.errorbar(
-            found.ratio, row, xerr=[[found.ratio - low], [high - found.ratio]], fmt="o", color="black", capsize=3
+            found.ratio,
+            row,
+            xerr=[[found.ratio - low], [high - found.ratio]],
+            fmt="o",
+            color="black",
+            capsize=3,
         )
         for workload in result.by_workload.values():
             axes.plot(workload.ratio, row, "|", color="tab:blue")
@@ -87,7 +93,7 @@ def _lengths(run: Run, configs: Sequence[Config], n_clients: int, folder: Path) 
     return _save(figure, folder / f"lengths-{n_clients}.png")
 
 
-def _save(figure: pyplot.Figure, path: Path) -> Path:
+def _save(figure: Figure, path: Path) -> Path:
     figure.tight_layout()
     figure.savefig(path, dpi=_DPI)
     pyplot.close(figure)

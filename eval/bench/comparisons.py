@@ -80,7 +80,9 @@ def _comparisons(
             if (first, beside) in rates and (second, beside) in rates:
                 name = f"{first} / {second}{', beside a busy loop' if beside else ''}"
                 yield Comparison(
-                    name, dict.fromkeys(workloads, (first, beside)), dict.fromkeys(workloads, (second, beside))
+                    name,
+                    dict.fromkeys(workloads, (first, beside)),
+                    dict.fromkeys(workloads, (second, beside)),
                 )
     for name, beside in rates:
         if beside and (name, False) in rates:
@@ -125,7 +127,9 @@ def _against_the_best_length(
 
 def _best(rates: Rates, names: Sequence[str], workload: str) -> str:
     """The name with the highest geometric mean, "" where none was measured."""
-    measured = {name: rates[name, False][workload] for name in names if workload in rates.get((name, False), {})}
+    measured = {
+        name: rates[name, False][workload] for name in names if workload in rates.get((name, False), {})
+    }
     means = {name: statistics.geometric_mean(by_round.values()) for name, by_round in measured.items()}
     return max(means, key=lambda name: means[name], default="")
 
@@ -139,11 +143,15 @@ def best_lengths(samples: Sequence[Sample], configs: Sequence[Config]) -> dict[s
         workloads = sorted({one.workload for one in samples if one.n_clients == n_clients})
         for side in (OURS, PEER):
             names = [name for name in lengths if name.startswith(f"{side}:")]
-            best = {workload: lengths[name] for workload in workloads if (name := _best(rates, names, workload))}
+            best = {
+                workload: lengths[name] for workload in workloads if (name := _best(rates, names, workload))
+            }
             if len(names) > 1 and best:
                 found[f"{side}, {clients(n_clients)}"] = best
     return found
 
 
 def _is_adaptive(config: Config) -> bool:
-    return any(pair == ("--spec-adaptive", "on") for pair in zip(config.flags, config.flags[1:], strict=False))
+    return any(
+        pair == ("--spec-adaptive", "on") for pair in zip(config.flags, config.flags[1:], strict=False)
+    )

@@ -24,7 +24,10 @@ class Contestant(Protocol):
     """One prompt per client; client i uses slot i. ServerError where a request fails or takes too long."""
 
     name: str
-    pid: int | None  # None: not a process of this machine
+
+    @property
+    def pid(self) -> int | None:
+        """None: not a process of this machine."""
 
     def prime(self, prompts: Sequence[Sequence[int]]) -> list[Stream]:
         """Reads the prompts, all at once, and makes one token each."""
@@ -40,7 +43,7 @@ class ServerContestant:
     def __init__(self, name: str, base_url: str, *, pid: int | None, timeout_s: float) -> None:
         self.name = name
         self.pid = pid
-        self._base_url = base_url
+        self.base_url = base_url
         self._timeout_s = timeout_s
 
     def prime(self, prompts: Sequence[Sequence[int]]) -> list[Stream]:
@@ -49,7 +52,7 @@ class ServerContestant:
     def generate(self, prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Stream]:
         def one(id_slot: int) -> Stream:
             return complete(
-                self._base_url,
+                self.base_url,
                 prompts[id_slot],
                 n_tokens=n_tokens,
                 id_slot=id_slot,
@@ -61,7 +64,7 @@ class ServerContestant:
     def overhead_us(self) -> tuple[float, float] | None:
         if not self.name.startswith("ours:"):
             return None
-        with Client(self._base_url, timeout_s=self._timeout_s) as client:
+        with Client(self.base_url, timeout_s=self._timeout_s) as client:
             metrics = client.metrics()
         found = [metrics[name] for name in OVERHEADS if name in metrics]
         return (found[0], found[-1]) if found else None
@@ -97,7 +100,7 @@ def at_once(one: Callable[[int], Stream], n_clients: int) -> list[Stream]:
 
 
 class BareLoop:
-    """scripts/bare_loop.py behind its pipes: what the library itself does, without any server. One client only."""
+    """scripts/bare_loop.py behind its pipes: the library without any server. One client only."""
 
     name = BARE
 

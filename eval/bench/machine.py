@@ -35,7 +35,9 @@ class Neighbour:
     def __enter__(self) -> Self:
         try:
             for _ in range(self._n_loops):
-                loop = subprocess.Popen([sys.executable, "-S", "-c", _BUSY_LOOP], stdin=subprocess.DEVNULL, start_new_session=True)
+                loop = subprocess.Popen(
+                    [sys.executable, "-S", "-c", _BUSY_LOOP], stdin=subprocess.DEVNULL, start_new_session=True
+                )
                 self._loops.append(loop)
                 if self._core is not None:
                     os.sched_setaffinity(loop.pid, {self._core})

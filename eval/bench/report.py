@@ -51,7 +51,11 @@ def _by_workload(samples: Sequence[Sample]) -> dict[str, Cell]:
 
 
 def markdown(run: Run) -> str:
-    parts = [_table(list(_ratio_lines(run))), _table(list(_rate_lines(run))), _table(list(_detail_lines(run)))]
+    parts = [
+        _table(list(_ratio_lines(run))),
+        _table(list(_rate_lines(run))),
+        _table(list(_detail_lines(run))),
+    ]
     if run.best_lengths:
         parts.append(_table(list(_length_lines(run))))
     setup = [f"- {name}: {value}" for name, value in run.setup.items()]

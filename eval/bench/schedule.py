@@ -1,4 +1,4 @@
-"""Blocks of rounds: every contestant in every round, in another order each time, until rounds or time are used up."""
+"""Blocks of rounds: every contestant in every round, in another order each time, until the time is used up."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from eval.bench.contestants import Contestant
 from eval.bench.machine import Neighbour
@@ -24,7 +25,7 @@ _REQUEST_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rounds of one number of clients. A round is all workloads, all contestants, with and without neighbour."""
+    """Rounds of one number of clients. A round is all workloads, all contestants, with neighbour and without."""
 
     n_clients: int
     workloads: tuple[str, ...]
@@ -62,9 +63,9 @@ class Rounds:
     notes: list[str] = field(default_factory=list)
 
     def warm_up(self, prompts: Sequence[Sequence[int]], n_tokens: int) -> None:
-        """With prompts that are in no round: pages, caches, and what an adaptive server has to learn first."""
+        """With prompts that are in no round: for pages, caches, and what an adaptive server has to learn."""
         for contestant in list(self.contestants):
-            self._guarded(contestant, lambda one=contestant: one.generate(prompts, n_tokens))
+            self._guarded(contestant, partial(contestant.generate, prompts, n_tokens))
 
     def run(self) -> None:
         block, began = self.block, time.monotonic()
@@ -74,10 +75,18 @@ class Rounds:
             spent = time.monotonic() - began
             left = (block.n_rounds - number - 1) * spent / (number + 1)
             is_last = number + 1 == block.n_rounds
-            if block.budget_s is not None and not is_last and spent * (number + 2) / (number + 1) > block.budget_s:
-                self.log(f"{self._clients()}: stopped by --minutes after {number + 1} of {block.n_rounds} rounds")
+            if (
+                block.budget_s is not None
+                and not is_last
+                and spent * (number + 2) / (number + 1) > block.budget_s
+            ):
+                self.log(
+                    f"{self._clients()}: stopped by --minutes after {number + 1} of {block.n_rounds} rounds"
+                )
                 return
-            self.log(f"{self._clients()}: round {number + 1} of {block.n_rounds}, at most {left / 60:.1f} min left")
+            self.log(
+                f"{self._clients()}: round {number + 1} of {block.n_rounds}, at most {left / 60:.1f} min left"
+            )
 
     def _round(self, workload: str, number: int) -> None:
         prompts = self.block.prompts(self.available, workload, number)
@@ -95,7 +104,13 @@ class Rounds:
             self.neighbour.pause()
 
     def _measure(
-        self, contestant: Contestant, workload: str, number: int, prompts: Sequence[Sequence[int]], *, beside: bool
+        self,
+        contestant: Contestant,
+        workload: str,
+        number: int,
+        prompts: Sequence[Sequence[int]],
+        *,
+        beside: bool,
     ) -> None:
         def measure() -> None:
             # Read before the clock starts, so that tokens per second are those of generating.

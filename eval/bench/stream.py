@@ -1,4 +1,4 @@
-"""One streamed completion with the arrival of every token, at as little cost to the server's machine as may be."""
+"""One streamed completion with the arrival of every token, taken at little cost to the server's machine."""
 
 from __future__ import annotations
 

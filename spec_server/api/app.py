@@ -13,6 +13,7 @@ from spec_server.api import chat, completions, slot_files, slots, status
 from spec_server.api.auth import Gate
 from spec_server.api.base import ApiOptions, EngineHolder
 from spec_server.api.errors import LastResort, install_handlers
+from spec_server.api.limits import BodyLimit
 from spec_server.api.templates import ChatTemplate
 from spec_server.engine.base import Engine
 
@@ -27,6 +28,7 @@ def create_app(holder: EngineHolder, options: ApiOptions) -> FastAPI:
         for path in paths:
             app.add_route(path, handler, methods=[method])
     # The last one added is the outermost.
+    app.add_middleware(BodyLimit, max_bytes=options.max_body_bytes)
     app.add_middleware(Gate, holder=holder, options=options)
     app.add_middleware(
         CORSMiddleware,

@@ -23,6 +23,7 @@ class ApiOptions:
     prefill_assistant: bool = True
     template_kwargs: Mapping[str, object] = field(default_factory=dict)
     retry_after_s: int = 1
+    max_body_bytes: int = 64 << 20  # a prompt of some ten million tokens
     build_info: str = "spec-server"
 
 

@@ -33,7 +33,7 @@ from spec_server.engine.errors import (
 )
 from spec_server.engine.locks import SlotLocks
 from spec_server.engine.report import counters, slot_facts
-from spec_server.engine.sample import make_sampler
+from spec_server.engine.sample import DEFAULT_RULE, Rule, make_sampler
 from spec_server.engine.stream import TextStream
 from spec_server.engine.task import Task
 from spec_server.engine.transfer import Transfer
@@ -46,10 +46,11 @@ _SWITCH_INTERVAL_S = 0.0005  # the engine thread must not wait 5 ms for the GIL 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """queue_limit 0: no bound. debug: check the step invariant after every step."""
+    """queue_limit 0: no bound. debug: check the step invariant after every step. rule: which drafts stand."""
 
     queue_limit: int = 0
     debug: bool = False
+    rule: Rule = DEFAULT_RULE
 
 
 class EngineWorker:
@@ -95,7 +96,7 @@ class EngineWorker:
         task = Task(
             request=request,
             prompt=np.asarray(request.prompt, dtype=np.int32),
-            sampler=make_sampler(request.sampling, self.model.n_vocab),
+            sampler=make_sampler(request.sampling, self.model.n_vocab, self._options.rule),
             text=TextStream(request.stop),
             emit=lambda _, event: self._outbox.append((events, event)),
         )

@@ -251,12 +251,12 @@ def speak(
     n_drafted = n_accepted = 0
     while len(text) < n_tokens:
         request = DraftRequest(0, NO_TOKENS, -1, n_max, sampling=sampler.drafting(len(text), NO_TOKENS))
-        growing = GrowingDraft(request, n_max, frozenset())
+        growing = GrowingDraft(request, n_max, frozenset(), "toy")
         is_going = True
         while is_going and (q := drafter((*text, *growing.tokens))) is not None:
             best = int(q[0][q[1].argmax()])
             is_going = growing.take(best, (lambda t, q=q: q, ()))  # type: ignore[arg-type]
-        draft: Draft = growing.done("toy")
+        draft: Draft = growing.done()
         rows = [(target, (*text, *draft.tokens[:i])) for i in range(len(draft.tokens) + 1)]
         tokens = sampler.pick(rows, draft, len(text), NO_TOKENS)  # type: ignore[arg-type]
         n_drafted += len(draft.tokens)

@@ -101,6 +101,7 @@ def test_a_cut_draft_block_costs_the_draft_alone(path: Path, n: int) -> None:
             [("draft", "truncated")],
             [("draft", "framing")],
         )
+        assert [error.section for error in file.verify()] == ["draft"]
 
 
 def test_asking_twice_reports_the_damage_once(path: Path) -> None:

@@ -178,6 +178,16 @@ def test_a_listing_reads_each_file_once_until_it_changes(tmp_path: Path) -> None
     assert sorted(opened) == ["a.bin", "a.bin", "b.bin"]
 
 
+def test_the_store_forgets_files_that_are_gone(store: DirectoryStore) -> None:
+    for n in range(5):
+        save(store, f"{n}.bin")
+    assert len(store.list(DEFAULT_OWNER)) == len(store._catalog._known) == 5
+    for n in range(4):
+        (store.root / f"{n}.bin").unlink()
+    assert len(store.list(DEFAULT_OWNER)) == len(store._catalog._known) == 1
+    assert store._saves._held == set()
+
+
 def test_remove_gives_the_size_and_a_second_one_finds_nothing(store: DirectoryStore) -> None:
     saved = save(store, "a.bin")
     assert store.remove(DEFAULT_OWNER, "a.bin") == saved.n_written
