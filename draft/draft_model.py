@@ -305,7 +305,7 @@ class DraftModelDrafter:
         """Keep the first n_tokens, or fewer where that is out of reach; what is missing is read again."""
         seq, ctx = self._seqs[seq_id], self._ctx
         keep = n_tokens - seq.base
-        if 0 < keep and ctx.rewind_floor(seq_id) <= keep <= ctx.n_tokens(seq_id):
+        if keep > 0 and ctx.rewind_floor(seq_id) <= keep <= ctx.n_tokens(seq_id):
             ctx.truncate(seq_id, keep)
             return
         if seq.before is None or keep < seq.before_n:

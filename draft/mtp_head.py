@@ -262,6 +262,12 @@ class MtpHeadDrafter:
                 head.row[:] = rows[skip - 1]
                 head.base += skip
                 tokens, rows, n = tokens[skip:], rows[skip:], n - skip
+        for start in range(0, n, self._batch.capacity):
+            end = min(n, start + self._batch.capacity)
+            self._add(seq_id, tokens[start:end], rows[start:end])
+
+    def _add(self, seq_id: int, tokens: Ints, rows: Floats) -> None:
+        head, n = self._heads[seq_id], len(tokens)
         if n > self._batch.room:
             self._flush()
         part = self._batch.add(seq_id, tokens, self._ctx.n_tokens(seq_id), output="none")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DRAFTER = REPOSITORY / "draft" / "pretrained" / "smollm2-135m-draft.gguf"
+MTP_TARGET = REPOSITORY / "tests" / "models" / "tiny-qwen35-mtp.gguf"
 CHAT_PROMPTS = REPOSITORY / "eval" / "prompts" / "chat.jsonl"
 
 

@@ -72,7 +72,7 @@ class Catalog:
         return described
 
     def _forget_all_but(self, directory: Path, names: set[str]) -> None:
-        gone = [path for path in self._known if path.parent == directory and path.name not in names]
+        gone = [path for path in tuple(self._known) if path.parent == directory and path.name not in names]
         for path in gone:
             self._known.pop(path, None)
 

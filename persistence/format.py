@@ -136,6 +136,15 @@ def encode_payload_head(tokens: Sequence[int]) -> bytes:
     return b"".join((head, mark, words.tobytes(), struct.pack("<I", 0)))
 
 
+def state_offset(n_tokens: int) -> int:
+    """Where the state begins in a file of so many tokens.
+
+    A save costs a sixth less where the state's byte 8, the first that is stored, lies in memory at an address
+    that equals this modulo 64: the system then copies between equally aligned places.
+    """
+    return PAYLOAD_HEAD.size + 4 * (n_tokens + PACKED_EXTRA_WORDS)
+
+
 def decode_payload_head(head: bytes) -> int:
     """The number of token words that follow the first 12 bytes.
 

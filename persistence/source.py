@@ -11,7 +11,7 @@ from persistence.errors import Truncated, from_os
 from persistence.files import Files
 
 # A chunk is hashed while it is still in the processor's cache.
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The library without a server: prompt tokens in, one llama_decode and one argmax per token, times out.
 
-Reads lines of JSON, {"tokens": [...], "n": N}, and answers each with {"seconds": S, "arrivals_s": [...]}: times
-from before the prompt's last token is decoded. What stands before that token is read before the clock starts.
+Reads lines of JSON, {"tokens": [...], "n": N}, and answers each with {"seconds": S, "arrivals_s": [...]}. The
+clock starts before the prompt's last token is decoded; what stands before that token is read earlier.
 """
 
 from __future__ import annotations

@@ -6,7 +6,19 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from spec_server.options import Count, CountOrAuto, Fraction, KvType, Layers, Ngram, Option, Positive, SpecVerify, Switch, Words
+from spec_server.options import (
+    Count,
+    CountOrAuto,
+    Fraction,
+    KvType,
+    Layers,
+    Ngram,
+    Option,
+    Positive,
+    SpecVerify,
+    Switch,
+    Words,
+)
 
 _SPEC, _SAMPLING = "Speculative decoding", "Sampling defaults"
 

@@ -40,16 +40,12 @@ def default_checkpoint_bytes() -> int:
 
 
 _SPIN = "GOMP_SPINCOUNT"
-# Enough to meet at a barrier when nobody is in the way, little enough to give a core up when somebody is.
-_DEFAULT_SPIN = 300
 
 
 def limit_spinning(count: int) -> None:
-    """How long OpenMP workers spin at barriers; -1 takes what the environment says, else the default.
+    """How long OpenMP workers spin at barriers; -1 leaves it to the environment and the runtime's default.
 
     Has an effect only before the native library is loaded.
     """
     if count >= 0:
         os.environ[_SPIN] = str(count)
-    elif "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault(_SPIN, str(_DEFAULT_SPIN))

@@ -65,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-ngl", "--gpu-layers", type=int, help="of every contestant")
     add("--ours-env", type=_setting, action="append", default=[], metavar="K=V", help="for our servers")
     add("--peer-env", type=_setting, action="append", default=[], metavar="K=V", help="for the peer's")
+    add("--bare-env", type=_setting, action="append", default=[], metavar="K=V", help="for the bare loop")
     add("--timeout", type=float, default=180.0, metavar="S", help="for one request (default: 180)")
     add("--seed", type=int, default=0, help="of the order of contestants (default: 0)")
     add("--json", type=Path, metavar="FILE", help="write every sample there")

@@ -11,6 +11,7 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot
 from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
 
 from eval.bench.configs import OURS, PEER, Config
 from eval.bench.report import Run, cells
@@ -50,6 +51,10 @@ def _ratios(run: Run, n_clients: int, folder: Path) -> Path | None:
             axes.plot(workload.ratio, row, "|", color="tab:blue")
     axes.set_yticks(range(len(results)), [one.name for one in reversed(results)], fontsize=8)
     axes.axvline(1.0, color="grey", linewidth=1)
+    axes.set_xscale("log")
+    for axis_formatter in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+        axis_formatter(ScalarFormatter())
+    axes.tick_params(axis="x", which="both", labelsize=7, rotation=45)
     axes.set_xlabel("ratio of tokens per second: geometric mean with 95 % interval, and each workload")
     return _save(figure, folder / f"ratios-{n_clients}.png")
 

@@ -102,8 +102,8 @@ class Bench:
             "models": f"{(args.model or models.target()).name}, {args.draft.name}",
             "threads": args.threads,
             "tokens": f"{blocks(args)[0].n_tokens} an answer, temperature 0, prompts read before",
-            "flags": {one.contestant: shlex.join(one.flags) for one in self.configs},
-            "server_args": shlex.join(self.server_args) or "none",
+            **{one.contestant: shlex.join(one.flags) for one in self.configs},
+            "all servers": shlex.join(self.server_args) or "none",
             "neighbour": f"{args.neighbour} busy loops" if args.neighbour else "none",
             "command": shlex.join(sys.argv[1:]),
         }
@@ -133,7 +133,9 @@ class Bench:
             contestants.append(self._server(comparisons.REMOTE, self.args.peer_url, None))
         if self.args.bare and block.n_clients == 1:
             argv = [sys.executable, str(BARE_LOOP), "-c", str(self.args.slot_ctx), *self._same_for_all()]
-            bare = BareLoop(argv, log_path=folder / "bare.log", timeout_s=self.args.timeout)
+            bare = BareLoop(
+                argv, log_path=folder / "bare.log", timeout_s=self.args.timeout, env=dict(self.args.bare_env)
+            )
             contestants.append(stack.enter_context(bare))
         return contestants
 

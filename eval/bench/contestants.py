@@ -8,7 +8,7 @@ import select
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -104,8 +104,11 @@ class BareLoop:
 
     name = BARE
 
-    def __init__(self, argv: Sequence[str], *, log_path: Path, timeout_s: float) -> None:
+    def __init__(
+        self, argv: Sequence[str], *, log_path: Path, timeout_s: float, env: Mapping[str, str] | None = None
+    ) -> None:
         self._argv = list(argv)
+        self._env = {**os.environ, **(env or {})}
         self._log_path = log_path
         self._timeout_s = timeout_s
         self._process: subprocess.Popen[bytes] | None = None
@@ -118,7 +121,12 @@ class BareLoop:
     def __enter__(self) -> Self:
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True
+                self._argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=self._env,
+                start_new_session=True,
             )
         try:
             self._answer()

@@ -100,7 +100,7 @@ def _detail_lines(run: Run) -> Iterator[list[str]]:
     for who, by_workload in cells(run).items():
         cell = by_workload["all"]
         rate = "" if cell.acceptance_rate is None else f"{cell.acceptance_rate:.3f}"
-        waits = [f"{cell.first_token_ms:.0f}", f"{cell.gap_p50_ms:.2f}", f"{cell.gap_p99_ms:.1f}"]
+        waits = [_whole(cell.first_token_ms), f"{cell.gap_p50_ms:.2f}", f"{cell.gap_p99_ms:.1f}"]
         steps = [_whole(cell.overhead_us), _whole(cell.overhead_less_drafting_us)]
         yield [*_who(who), rate, *waits, *steps, str(cell.n_rounds)]
 

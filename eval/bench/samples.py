@@ -40,7 +40,7 @@ class Cell:
     n_rounds: int
     tokens_per_s: float  # all tokens by all seconds
     acceptance_rate: float | None
-    first_token_ms: float  # median
+    first_token_ms: float | None  # median; None where no prompt was read
     gap_p50_ms: float
     gap_p99_ms: float
     overhead_us: float | None  # medians
@@ -87,7 +87,7 @@ def summarise(samples: Iterable[Sample]) -> Cell:
         n_rounds=len(found),
         tokens_per_s=sum(one.n_tokens for one in found) / sum(one.seconds for one in found),
         acceptance_rate=sum(one.draft_n_accepted for one in found) / drafted if drafted else None,
-        first_token_ms=statistics.median(firsts) if firsts else 0.0,
+        first_token_ms=statistics.median(firsts) if firsts else None,
         gap_p50_ms=quantile(gaps, 0.5),
         gap_p99_ms=quantile(gaps, 0.99),
         overhead_us=statistics.median(one[0] for one in overheads) if overheads else None,

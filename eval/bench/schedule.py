@@ -1,4 +1,4 @@
-"""Blocks of rounds: every contestant in every round, in another order each time, until the time is used up."""
+"""Blocks of rounds: every contestant in every round, in another order each time, while the time lasts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REQUEST_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rounds of one number of clients. A round is all workloads, all contestants, with neighbour and without."""
+    """Rounds of one number of clients; in each, all contestants do all workloads, with neighbour and without."""
 
     n_clients: int
     workloads: tuple[str, ...]
@@ -116,10 +116,20 @@ class Rounds:
             # Read before the clock starts, so that tokens per second are those of generating.
             primed = [] if beside else contestant.prime(prompts)
             streams = contestant.generate(prompts, self.block.n_tokens)
-            overhead = contestant.overhead_us()
+            overhead = self._overhead(contestant)
             self.samples.append(sample(contestant.name, workload, beside, number, primed, streams, overhead))
 
         self._guarded(contestant, measure)
+
+    def _overhead(self, contestant: Contestant) -> tuple[float, float] | None:
+        try:
+            return contestant.overhead_us()
+        except ServerError as error:
+            # Its rates are sound all the same.
+            note = f"{contestant.name}, {self._clients()}: step overhead not known, {error}"
+            if note not in self.notes:
+                self.notes.append(note)
+            return None
 
     def _guarded(self, contestant: Contestant, measure: Callable[[], object]) -> None:
         try:

@@ -40,4 +40,7 @@ class SlotLocks:
                     await asyncio.shield(call(lambda: self._core.unreserve(id_slot)))
 
     def _notify(self, taken: asyncio.Event) -> Callable[[], None]:
-        return lambda: self._loop.call_soon_threadsafe(taken.set)
+        def notify() -> None:
+            self._loop.call_soon_threadsafe(taken.set)
+
+        return notify

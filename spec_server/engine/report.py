@@ -104,4 +104,5 @@ def draft_length_gauges(core: EngineCore) -> Mapping[str, float]:
     if policy is None:
         return {}
     costs = {f'spec_step_cost_ms{{tokens="{n}"}}': policy.costs.ms(n) for n in range(1, 18)}
-    return {**costs, "spec_draft_token_ms": policy.draft_ms, "spec_rate_tokens_per_ms": policy.rate}
+    drafting = {f'spec_draft_token_ms{{drafter="{name}"}}': ms for name, ms in dict(policy.draft_ms).items()}
+    return {**costs, **drafting, "spec_rate_tokens_per_ms": policy.rate}

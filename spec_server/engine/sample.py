@@ -8,6 +8,7 @@ which accepts more, by a seed of the engine's own.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -156,13 +157,16 @@ def _past(sampler: MatchSampler | AcceptSampler, history: Ints, drafted: Sequenc
     return np.concatenate([history, np.asarray(drafted, dtype=np.int32)])
 
 
-def make_sampler(params: SamplingParams, n_vocab: int, rule: Rule = DEFAULT_RULE) -> TokenSampler:
-    """Greedy where nothing but the argmax can come out, else the whole chain."""
+def make_sampler(
+    params: SamplingParams, n_vocab: int, rule: Rule = DEFAULT_RULE, suppressed: Sequence[int] = ()
+) -> TokenSampler:
+    """Greedy where nothing but the argmax can come out, else the whole chain. `suppressed` tokens never come out."""
+    logit_bias = (*params.logit_bias, *((token, -math.inf) for token in suppressed))
     has_penalties = (
         params.repeat_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
     )
     is_greedy = params.temperature <= 0.0 or params.top_k == 1
-    if is_greedy and not params.logit_bias and not has_penalties:
+    if is_greedy and not logit_bias and not has_penalties:
         return GreedySampler()
     chain = SamplerChain(
         n_vocab,
@@ -175,7 +179,7 @@ def make_sampler(params: SamplingParams, n_vocab: int, rule: Rule = DEFAULT_RULE
         repeat_last_n=params.repeat_last_n,
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
-        logit_bias=params.logit_bias,
+        logit_bias=logit_bias,
     )
     n_history = 0
     if has_penalties:

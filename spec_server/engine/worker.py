@@ -96,7 +96,9 @@ class EngineWorker:
         task = Task(
             request=request,
             prompt=np.asarray(request.prompt, dtype=np.int32),
-            sampler=make_sampler(request.sampling, self.model.n_vocab, self._options.rule),
+            sampler=make_sampler(
+                request.sampling, self.model.n_vocab, self._options.rule, self._core.model.suppressed
+            ),
             text=TextStream(request.stop),
             emit=lambda _, event: self._outbox.append((events, event)),
         )

@@ -55,10 +55,10 @@ def rounds(core: EngineCore, prompt: Sequence[int], n: int, k: int) -> tuple[int
 # -- as good as where it was trained
 
 
-@pytest.mark.parametrize(("k", "least"), [(2, 0.83), (4, 0.71)])
+@pytest.mark.parametrize(("k", "least"), [(2, 0.8), (4, 0.68)])
 def test_acceptance_on_a_few_prompts(k: int, least: float) -> None:
     with drafting(MTP, n_max=k) as core:
-        drafted, accepted = np.sum([rounds(core, p.tokens, 96, k) for p in prompts(MTP, 20)], axis=0)
+        drafted, accepted = np.sum([rounds(core, p.tokens, 96, k) for p in prompts(MTP, 8)], axis=0)
         assert accepted / drafted >= least
 
 
@@ -85,7 +85,7 @@ def test_chunks_of_the_prompt_do_not_change_what_it_is_worth(n_ubatch: int) -> N
 def test_later_positions_are_drafted_from_rows_of_their_own() -> None:
     """A row that the next decode had overwritten would show at the second position."""
     with drafting(MTP, n_max=2) as core:
-        turns = answers(core, prompts(MTP, 12))
+        turns = answers(core, prompts(MTP, 8), 64)
     n_drafts = sum(t.timings.n_drafts for t in turns)
     first, second = np.sum([t.timings.accepted_per_pos for t in turns], axis=0)
     assert second / first >= 0.8 * first / n_drafts
@@ -148,7 +148,7 @@ def follow_up(core: EngineCore, asked: Sequence[Prompt], change: str) -> float:
 
 def test_a_lost_row_and_a_lost_context_cost_acceptance() -> None:
     with drafting(MTP, n_max=4) as core:
-        asked = prompts(MTP, 24)
+        asked = prompts(MTP, 12)
         kept, no_row, no_context = (follow_up(core, asked, c) for c in ("nothing", "row", "context"))
     assert no_row < kept - 0.005
     assert no_context < kept - 0.03

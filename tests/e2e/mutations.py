@@ -1,4 +1,4 @@
-"""Damaged slot files: raw damage, which checksums find, and resealed damage, which reaches whoever reads the content."""
+"""Damaged slot files: raw damage, which checksums find, and resealed damage, which whoever reads the content meets."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from persistence.snapshot import FileFacts
 
 EXTREMES_32 = (0, 1, 2, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF)
 EXTREMES_64 = (0, 1, 1 << 31, 1 << 32, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
+# zeros, ones, NaN and minus infinity as 16-bit floats, NaN as a 32-bit one
+FILLINGS = (b"\0", b"\xff", b"\x00\x7e", b"\x00\xfc", b"\x00\x00\xc0\x7f")
 JSON_VALUES: tuple[object, ...] = (None, -1, 0, 1 << 40, 1 << 80, 1.5, "x", "", [], {}, True)
 
 
@@ -88,7 +90,7 @@ def flip(rng: random.Random, data: bytes) -> bytes:
 def overwrite(rng: random.Random, data: bytes) -> bytes:
     start = rng.randrange(len(data) + 1)
     n = min(len(data) - start, rng.choice((1, 4, 64, 4096)))
-    filling = rng.choice((b"\0", b"\xff", b"\x00\x7e", b"\x00\xfc", rng.randbytes(max(1, n))))
+    filling = rng.choice((*FILLINGS, rng.randbytes(max(1, n))))
     return data[:start] + (filling * n)[:n] + data[start + n :]
 
 
@@ -157,16 +159,21 @@ def state_frame(rng: random.Random, state: bytes) -> bytes:
 
 def state_values(rng: random.Random, state: bytes) -> bytes:
     """Rows full of values that are no numbers, or infinite, or anything."""
-    start = len(state) // 4 + rng.randrange(max(1, len(state) // 2))
+    start = (len(state) // 4 + rng.randrange(max(1, len(state) // 2))) & ~3
     n = min(len(state) - start, rng.choice((64, 1024, 20_000)))
-    return (
-        state[:start]
-        + (rng.choice((b"\x00\x7e", b"\x00\xfc", b"\xff\xff", rng.randbytes(64))) * n)[:n]
-        + state[start + n :]
-    )
+    return state[:start] + (rng.choice((*FILLINGS, rng.randbytes(64))) * n)[:n] + state[start + n :]
 
 
-IN_A_STATE: Sequence[Damage] = (state_frame, state_frame, state_values, cut, splice, any_word, flip)
+IN_A_STATE: Sequence[Damage] = (
+    state_frame,
+    state_frame,
+    state_values,
+    state_values,
+    cut,
+    splice,
+    any_word,
+    flip,
+)
 
 
 def damage_target(rng: random.Random, parts: Parts) -> Parts:

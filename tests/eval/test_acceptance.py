@@ -13,6 +13,7 @@ import pytest
 from eval import sessions
 from eval.__main__ import main, split_arguments
 from eval.acceptance import server_argv
+from eval.drafters import DRAFTERS, named
 from eval.models import CHAT_PROMPTS
 from eval.scenarios import FOLLOW_UP, Conversation, load
 
@@ -124,17 +125,43 @@ def test_the_servers_own_arguments_stand_behind_the_dashes():
 
 def test_a_flag_that_the_caller_names_replaces_ours():
     args = argparse.Namespace(server_bin="/opt/llama-server", model="m.gguf", draft="d.gguf")
-    argv = server_argv(args, ["--spec-type", "none", "-t", "2"], Path("slots"))
+    argv = server_argv(args, "draft-simple", ["--spec-type", "none", "-t", "2"], Path("slots"))
     assert argv[:7] == ["/opt/llama-server", "-m", "m.gguf", "-md", "d.gguf", "--slot-save-path", "slots"]
     assert argv.count("--spec-type") == 1
     assert argv[-4:] == ["--spec-type", "none", "-t", "2"]
 
 
+def test_every_drafter_has_its_own_flags_and_target():
+    args = argparse.Namespace(server_bin=None, model=None, draft="d.gguf")
+    argv = server_argv(args, "draft-mtp,ngram-mod", [], Path("slots"))
+    assert argv[argv.index("-m", 3) + 1].endswith("tiny-qwen35-mtp.gguf")
+    assert argv[argv.index("--spec-type") + 1] == "draft-mtp,ngram-mod"
+    assert argv[argv.index("--spec-ngram-mod-n-match") + 1] == "3"
+    assert "-md" not in argv
+
+
+def test_a_table_for_every_drafter(tmp_path, monkeypatch):
+    monkeypatch.setattr("eval.acceptance.strip_command", lambda: [*FAKE, "strip"])
+    file = tmp_path / "result.json"
+    options = ["-n", "1", "--max-tokens", "8", "--json", str(file), "--model", "none.gguf"]
+    drafters = ["--drafter", "draft-simple", "--drafter", "ngram-mod"]
+    assert main(["acceptance", *options, *drafters, "--server-bin", shlex.join(FAKE)]) == 0
+    tables = json.loads(file.read_text())["tables"]
+    assert [table["setup"]["drafter"] for table in tables] == ["draft-simple", "ngram-mod"]
+    assert tables[1]["title"].startswith("ngram-mod: 1 conversations")
+
+
+def test_all_names_every_drafter_and_an_unknown_one_is_refused(capsys):
+    assert named("all") == list(DRAFTERS)
+    assert main(["acceptance", "-n", "1", "--drafter", "magic"]) == 1
+    assert "no drafter 'magic'" in capsys.readouterr().err
+
+
 def test_only_our_server_is_given_flags_of_its_own():
     ours = argparse.Namespace(server_bin=None, model="m.gguf", draft="d.gguf")
     theirs = argparse.Namespace(server_bin="llama-server", model="m.gguf", draft="d.gguf")
-    assert server_argv(ours, [], Path("slots"))[-2:] == ["--spec-adaptive", "off"]
-    assert "--spec-adaptive" not in server_argv(theirs, [], Path("slots"))
+    assert server_argv(ours, "draft-simple", [], Path("slots"))[-2:] == ["--spec-adaptive", "off"]
+    assert "--spec-adaptive" not in server_argv(theirs, "draft-simple", [], Path("slots"))
 
 
 def test_the_strip_command_is_ours():

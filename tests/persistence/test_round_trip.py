@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from persistence.files import SystemFiles
+from persistence.format import state_offset
 from persistence.reader import SlotFile
 from persistence.snapshot import FileFacts, ModelIdentity
 from persistence.store import DEFAULT_OWNER, DirectoryStore
@@ -106,6 +107,7 @@ def test_the_state_head_never_reaches_the_disk(store: DirectoryStore) -> None:
     saved = save(store, "a.bin", state=STATE_HEAD + b"state")
     assert STATE_HEAD[:4] not in (store.root / "a.bin").read_bytes()
     assert saved.target_bytes == 5
+    assert (store.root / "a.bin").read_bytes()[state_offset(3) :].startswith(b"state")
 
 
 def test_numpy_tokens_and_memoryviews_are_taken(store: DirectoryStore) -> None:

@@ -1,0 +1,246 @@
+"""A request's sampling settings hold with drafts, and its seed alone decides its text; on the tiny models.
+
+The first rows are those of a report elsewhere (google-ai-edge/LiteRT-LM#3017), where the speculative path
+ignored the request's settings.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draft.none import NoDrafter
+from spec_server.engine.base import SamplingParams, SpeculativeParams
+from spec_server.engine.core import EngineCore
+from spec_server.engine.sample import (
+    AcceptSampler,
+    GreedySampler,
+    MatchSampler,
+    Rule,
+    make_sampler,
+)
+from spec_server.runtime.batch import Batch
+from spec_server.runtime.sampler import SamplerChain
+from tests.draft.setups import MTP, RECURRENT, SIMPLE, Kind, drafting, prompts, repeating, setup
+from tests.engine import toy
+from tests.engine.harness import HYBRID, WINDOW, Prompt, Setup, Turn, core_of, request, run, serve
+
+pytestmark = pytest.mark.model
+
+ANSWER = 24
+HOT = SamplingParams(temperature=1.2)
+KINDS = (MTP, Kind(("draft-simple",), HYBRID, WINDOW), RECURRENT, SIMPLE)
+each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.id)
+
+
+def say(
+    core: EngineCore, prompt: Prompt, sampling: SamplingParams, n: int = ANSWER, **fields: object
+) -> Turn:
+    return run(core, request(prompt, n, sampling=sampling, **fields))[0]
+
+
+# -- settings hold with drafts
+
+
+@each_kind
+def test_without_a_seed_the_texts_differ_and_at_temperature_zero_they_do_not(kind: Kind) -> None:
+    prompt = repeating(kind)
+    with drafting(kind) as core:
+        hot = [say(core, prompt, HOT) for _ in range(10)]
+        cold = [say(core, prompt, SamplingParams(temperature=0.0)) for _ in range(10)]
+    assert len({t.text for t in hot}) >= 5
+    assert len({t.text for t in cold}) == 1
+    assert sum(t.timings.draft_n for t in hot) > 0
+
+
+@each_kind
+def test_the_best_token_alone_is_greedy_at_any_temperature(kind: Kind) -> None:
+    with drafting(kind) as core:
+        for prompt in prompts(kind, 3):
+            greedy = say(core, prompt, SamplingParams(temperature=0.0)).tokens
+            assert say(core, prompt, replace(HOT, top_k=1)).tokens == greedy
+            # the same by the whole chain: nothing but the best survives a top_p or min_p like these
+            assert say(core, prompt, replace(HOT, top_p=1e-6)).tokens == greedy
+            assert say(core, prompt, replace(HOT, min_p=1.0, top_p=1.0)).tokens == greedy
+
+
+@each_kind
+@pytest.mark.parametrize("seed", [None, 7])
+def test_a_token_with_a_bias_of_minus_100_never_comes(kind: Kind, seed: int | None) -> None:
+    [prompt] = prompts(kind, 1)
+    sampling = replace(HOT, seed=seed)
+    with drafting(kind) as core:
+        said = Counter(t for _ in range(4) for t in say(core, prompt, sampling).tokens)
+        common = [token for token, _ in said.most_common(3)]
+        banned = replace(sampling, logit_bias=tuple((t, -100.0) for t in common))
+        turns = [say(core, prompt, banned) for _ in range(4)]
+    assert not {t for turn in turns for t in turn.tokens} & set(common)
+
+
+@each_kind
+def test_penalties_look_at_what_was_drafted_too(kind: Kind) -> None:
+    # A penalty that forbids every repetition, within one draft as well.
+    prompt = repeating(kind)
+    sampling = SamplingParams(temperature=0.8, presence_penalty=1000.0, repeat_last_n=-1)
+    with drafting(kind) as core:
+        for seed in (None, 3):
+            tokens = say(core, prompt, replace(sampling, seed=seed)).tokens
+            assert len(set(tokens)) == len(tokens)
+            assert not set(tokens) & set(prompt.tokens)
+
+
+# -- a seed's text
+
+
+@each_kind
+def test_a_seeds_text_depends_on_no_draft(kind: Kind) -> None:
+    [prompt] = prompts(kind, 1)
+    lengths = [SpeculativeParams(type="none"), *(SpeculativeParams(n_max=n) for n in (1, 2, 3))]
+    with drafting(kind) as core:
+        texts = {
+            tuple(say(core, prompt, replace(HOT, seed=seed), speculative=wanted).tokens): seed
+            for seed in (1, 2)
+            for wanted in lengths
+        }
+    assert sorted(texts.values()) == [1, 2]
+
+
+def test_a_seeds_text_is_that_of_every_drafter_and_of_none() -> None:
+    [prompt] = prompts(MTP, 1)
+    sampling = replace(HOT, seed=11)
+    with core_of(Setup(HYBRID)) as core:
+        plain = say(core, prompt, sampling).tokens
+    for kind in KINDS:
+        if kind.path == HYBRID:
+            with drafting(kind) as core:
+                assert say(core, prompt, sampling).tokens == plain
+
+
+def test_neighbours_do_not_move_a_seeds_text() -> None:
+    asked = [request(p, ANSWER, sampling=replace(HOT, seed=5)) for p in prompts(MTP, 3)]
+    with core_of(setup(MTP, n_slots=3)) as core:
+        alone = [run(core, one)[0].tokens for one in asked]
+    with core_of(setup(MTP, n_slots=3)) as core:
+        together = [turn.tokens for turn in run(core, *asked)]
+    assert together == alone
+
+
+async def _two_turns(tmp_path: Path, *, with_restore: bool, seed: int | None) -> Turn:
+    [prompt] = prompts(MTP, 1)
+    sampling = replace(HOT, seed=seed)
+    async with serve(setup(MTP), tmp_path) as server:
+        first = await server.ask(request(prompt, ANSWER, sampling=replace(HOT, seed=1)))
+        if with_restore:
+            await server.save(0, "a.bin")
+            await server.erase(0)
+            await server.restore(0, "a.bin")
+        longer = [*prompt.tokens, *first.tokens, *prompt.tokens[-8:]]
+        return await server.ask(request(longer, ANSWER, sampling=sampling))
+
+
+@pytest.mark.anyio
+async def test_a_restore_does_not_move_a_seeds_text(tmp_path: Path, anyio_backend: str) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    going_on = await _two_turns(tmp_path / "a", with_restore=False, seed=4)
+    restored = await _two_turns(tmp_path / "b", with_restore=True, seed=4)
+    assert restored.tokens == going_on.tokens
+    assert restored.counts == going_on.counts
+    assert going_on.timings.draft_n_accepted > 0
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+# -- which sampler
+
+
+@pytest.mark.parametrize(
+    ("params", "rule", "kind"),
+    [
+        (SamplingParams(temperature=0.0), "block", GreedySampler),
+        (SamplingParams(temperature=1.0, top_k=1), "block", GreedySampler),
+        (SamplingParams(temperature=0.0, repeat_penalty=1.1), "block", AcceptSampler),
+        (SamplingParams(), "block", AcceptSampler),
+        (SamplingParams(), "token", AcceptSampler),
+        (SamplingParams(), "exact-match", MatchSampler),
+        (SamplingParams(seed=0), "block", MatchSampler),
+    ],
+)
+def test_which_sampler_serves_a_request(params: SamplingParams, rule: Rule, kind: type) -> None:
+    assert isinstance(make_sampler(params, 100, rule), kind)
+
+
+def test_drafts_are_greedy_for_exact_match_and_coupled_where_a_seed_is_given() -> None:
+    none = np.zeros(0, np.int32)
+    assert make_sampler(SamplingParams(seed=1), 100, "exact-match").drafting(0, none).is_greedy
+    assert not make_sampler(SamplingParams(seed=1), 100, "block").drafting(0, none).is_greedy
+    assert make_sampler(SamplingParams(temperature=0.0), 100).drafting(0, none).is_greedy
+
+
+# -- the distribution, end to end
+
+
+def text_probabilities(
+    core: EngineCore, prompt: Prompt, sampling: SamplingParams, n: int
+) -> dict[toy.Text, float]:
+    """Of every text of n tokens, by decoding each of them without a drafter."""
+    chain = SamplerChain(core.model.n_vocab, **_chain_settings(sampling))
+    batch = Batch(core.target.n_batch)
+    known: dict[toy.Text, float] = {(): 1.0}
+    for _ in range(n):
+        grown: dict[toy.Text, float] = {}
+        for text, weight in known.items():
+            tokens = [*prompt.tokens, *text]
+            core.target.truncate(0, 0)
+            batch.clear()
+            batch.add(0, tokens, 0, output="last")
+            core.target.decode(batch)
+            history = np.asarray(tokens, np.int32)
+            ids, probs = chain.apply(core.target.logits(0, 1)[0], history)
+            grown |= {(*text, int(i)): weight * float(p) for i, p in zip(ids, probs, strict=True)}
+        known = grown
+    batch.close()
+    return known
+
+
+def _chain_settings(sampling: SamplingParams) -> dict[str, float]:
+    names = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "repeat_last_n")
+    return {name: getattr(sampling, name) for name in names}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seeded", [False, True])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(temperature=1.5, top_k=3, top_p=1.0, min_p=0.0),
+        SamplingParams(temperature=0.8, top_k=4, min_p=0.1, presence_penalty=1.0),
+    ],
+)
+def test_texts_of_a_model_with_its_drafter_have_the_probabilities_of_the_model_alone(
+    sampling: SamplingParams, seeded: bool
+) -> None:
+    n, n_texts = 4, 3000
+    [prompt] = prompts(MTP, 1)
+    with core_of(Setup(HYBRID)) as plain:
+        assert isinstance(plain.drafter, NoDrafter)
+        expected = text_probabilities(plain, prompt, sampling, n)
+    counts: Counter[toy.Text] = Counter()
+    n_drafted = n_accepted = 0
+    with drafting(MTP) as core:
+        for i in range(n_texts):
+            turn = say(core, prompt, replace(sampling, seed=i if seeded else None), n)
+            counts[tuple(turn.tokens)] += 1
+            n_drafted += turn.timings.draft_n
+            n_accepted += turn.timings.draft_n_accepted
+    assert 0 < n_accepted < n_drafted
+    fit = toy.fit(counts, expected)
+    assert fit.is_good, fit
