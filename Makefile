@@ -7,13 +7,14 @@ HOST ?= 127.0.0.1
 PORT ?= 8080
 PYTEST_ARGS ?=
 EVAL_ARGS ?=
+PEER ?=
 
 # The stamps carry a checksum of pyproject.toml, so that only a change of it installs again: times of files say
 # nothing after a checkout.
 KEY := $(shell cksum < pyproject.toml | cut -d ' ' -f 1)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast lint format acceptance clean
+.PHONY: help demo test test-fast lint format acceptance bench clean
 
 help:
 	@echo "make demo       install, start a server on $(HOST):$(PORT) with a small model, and keep it running"
@@ -22,6 +23,7 @@ help:
 	@echo "make lint       ruff, mypy, import contracts"
 	@echo "make format     let ruff rewrite what it can"
 	@echo "make acceptance what a restored slot is worth, as a table (EVAL_ARGS='-n 5')"
+	@echo "make bench      five minutes of tokens per second, beside a llama-server with PEER=PATH"
 	@echo "make clean      remove $(VENV) and caches"
 
 demo: $(VENV)/.installed-demo-$(KEY)
@@ -45,6 +47,9 @@ format: $(VENV)/.installed-test-$(KEY)
 
 acceptance: $(VENV)/.installed-eval-$(KEY)
 	$(BIN)/python -m eval acceptance $(EVAL_ARGS)
+
+bench: $(VENV)/.installed-eval-$(KEY)
+	$(BIN)/python -m eval bench --quick $(if $(PEER),--peer $(PEER)) $(EVAL_ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -13,7 +13,7 @@ from typing import Protocol
 import httpx
 from rich.console import Console
 
-from eval import acceptance
+from eval import acceptance, fidelity, transfer
 from eval.bench import command as bench
 from eval.client import ServerError
 from eval.server import ServerDied
@@ -27,7 +27,12 @@ class Command(Protocol):
     def run(self, args: argparse.Namespace, server_args: Sequence[str], console: Console) -> int: ...
 
 
-COMMANDS: dict[str, Command] = {"acceptance": acceptance, "bench": bench}
+COMMANDS: dict[str, Command] = {
+    "acceptance": acceptance,
+    "bench": bench,
+    "fidelity": fidelity,
+    "transfer": transfer,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     ) as error:
         print(f"eval: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def split_arguments(argv: list[str]) -> tuple[list[str], list[str]]:

@@ -83,6 +83,14 @@ class Client:
         }
         return self._stream("/completion", body, id_slot, options, _completion_text)
 
+    def sample(
+        self, prompt: Sequence[int], *, max_tokens: int, options: Mapping[str, object]
+    ) -> tuple[list[int], Mapping[str, Any]]:
+        """The tokens of one answer of /completion, and its timings; not streamed, end tokens are tokens."""
+        body = {"prompt": list(prompt), "n_predict": max_tokens, "return_tokens": True, "ignore_eos": True}
+        answer = self._ask("/completion", body | dict(options))
+        return [int(token) for token in answer["tokens"]], answer["timings"]
+
     def save(self, id_slot: int, filename: str) -> dict[str, Any]:
         return self._slot(id_slot, "save", {"filename": filename})
 

@@ -83,6 +83,10 @@ class ServerProcess:
             status = process.wait(self._stop_s)
         except subprocess.TimeoutExpired:
             return self.kill()
+        except BaseException:
+            # A second Ctrl-C must not leave it behind.
+            self.kill()
+            raise
         self._process = None
         return status
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from persistence.errors import FooterDamaged, SlotFileError, Truncated
+from persistence.errors import FooterDamaged, SectionsInvalid, SlotFileError, Truncated
 from persistence.format import (
     CHECKPOINT_HEAD,
     CHECKPOINTS_HEAD,
@@ -53,13 +53,12 @@ def read_layout(source: Source) -> Layout:
     n_words = decode_payload_head(source.read(0, min(source.size, PAYLOAD_HEAD.size), "tokens"))
     tokens_end = PAYLOAD_HEAD.size + 4 * n_words
     footer = _read_footer(source)
-    body_end = source.size if footer is None else footer.offset
-    if tokens_end > body_end:
-        raise Truncated(f"{n_words} token words in a file of {source.size} bytes", "tokens")
     if footer is None:
+        if tokens_end > source.size:
+            raise Truncated(f"{n_words} token words in a file of {source.size} bytes", "tokens")
         return _read_in_order(source, tokens_end)
     if footer.sections[0].length != tokens_end:
-        raise Truncated(f"{n_words} token words in a section of {footer.sections[0].length} bytes", "tokens")
+        raise SectionsInvalid(f"{n_words} words in a section of {footer.sections[0].length} bytes", "tokens")
     notes = tuple(
         f"skipped a section of unknown kind {s.kind}, {s.length} bytes"
         for s in footer.sections

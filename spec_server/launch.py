@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -127,6 +128,13 @@ class _Server(uvicorn.Server):
 
     def stop(self) -> None:
         self.stopping.set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets)
+        except SystemExit:
+            # uvicorn has logged why it cannot listen, and would leave with a traceback
+            self.failed = self.should_exit = True
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

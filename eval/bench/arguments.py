@@ -22,8 +22,9 @@ _START_SHARE = 0.15  # of --minutes, for starting servers and warming up
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     peer = parser.add_mutually_exclusive_group()
-    peer.add_argument("--peer", metavar="PATH", help="a llama-server binary to compare with")
+    peer.add_argument("--peer", metavar="PATH", help="a llama-server binary, or a command, to compare with")
     peer.add_argument("--peer-url", metavar="URL", help="a server that runs already, with as many slots")
+    add("--ours", metavar="COMMAND", help="our server, of another checkout for example (default: this one)")
     add("--model", type=Path, help="target (default: SmolLM2-135M-Instruct)")
     add("--draft", type=Path, default=models.DRAFTER, help="draft model (default: the packaged)")
     add("--config", type=configs.parse, action="append", metavar="[SIDE:]NAME[=FLAGS]", help=_config_help())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import random
 import shlex
 import sys
@@ -35,7 +36,7 @@ FLAGS = {
 
 def run(args: argparse.Namespace, server_args: Sequence[str], console: Console) -> int:
     if args.charts:
-        from eval.bench import charts  # before measuring: a missing library is told at once
+        importlib.import_module("eval.bench.charts")  # a missing library is told before anything is measured
     configs = chosen_configs(args)
     bench = Bench(args, list(server_args), configs)
     with ExitStack() as stack:
@@ -44,9 +45,19 @@ def run(args: argparse.Namespace, server_args: Sequence[str], console: Console) 
         neighbour = machine.Neighbour(args.neighbour, args.neighbour_core) if args.neighbour else None
         if neighbour is not None:
             stack.enter_context(neighbour)
-        for block in blocks(args):
-            bench.measure(block, folder, neighbour)
-    found = bench.found()
+        try:
+            for block in blocks(args):
+                bench.measure(block, folder, neighbour)
+        except (KeyboardInterrupt, SystemExit):
+            if bench.samples:
+                bench.notes.append("interrupted: fewer rounds than were asked for")
+                _report(bench, console)
+            raise
+    return _report(bench, console)
+
+
+def _report(bench: Bench, console: Console) -> int:
+    args, found = bench.args, bench.found()
     text = report.markdown(found)
     print(text, file=console.file)
     if args.markdown:
@@ -54,7 +65,9 @@ def run(args: argparse.Namespace, server_args: Sequence[str], console: Console) 
     if args.json:
         args.json.write_text(report.to_json(found), encoding="utf-8")
     if args.charts:
-        for path in charts.draw(found, configs, args.charts):
+        from eval.bench import charts
+
+        for path in charts.draw(found, bench.configs, args.charts):
             _log(f"wrote {path}")
     return 0 if found.results else 1
 
@@ -92,9 +105,10 @@ class Bench:
             limit = "" if block.budget_s is None else f", stopped after {block.budget_s / 60:.1f}"
             rounds_are = f"very roughly {seconds / 60:.0f} min for {block.n_rounds} rounds{limit}"
             _log(f"{clients(block.n_clients)}: {rounds_are}")
-            # A list of its own, so that an interrupted block leaves nothing half-compared.
-            rounds.run()
-            self.samples += rounds.samples
+            try:
+                rounds.run()
+            finally:
+                self.samples += rounds.samples
 
     def found(self) -> report.Run:
         args = self.args
@@ -140,7 +154,8 @@ class Bench:
         return contestants
 
     def argv(self, config: Config, n_slots: int) -> list[str]:
-        start = [self.args.peer] if config.side == PEER else [sys.executable, "-m", "spec_server"]
+        command = self.args.peer if config.side == PEER else self.args.ours
+        start = shlex.split(command) if command else [sys.executable, "-m", "spec_server"]
         draft = ["-md", str(self.args.draft)] if config.needs_draft_model else []
         sizes = {"-np": str(n_slots), "-c": str(n_slots * self.args.slot_ctx), "-tb": str(self.args.threads)}
         flags = [word for flag in (FLAGS | sizes).items() if flag[0] not in self.server_args for word in flag]

@@ -25,7 +25,7 @@ _REQUEST_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rounds of one number of clients; in each, all contestants do all workloads, with neighbour and without."""
+    """Rounds of one number of clients; in each, all contestants do all workloads."""
 
     n_clients: int
     workloads: tuple[str, ...]

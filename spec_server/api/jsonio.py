@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 import orjson
@@ -9,7 +10,11 @@ from starlette.responses import Response
 
 
 def dumps(value: object) -> bytes:
-    return orjson.dumps(value, _plain, orjson.OPT_NON_STR_KEYS)
+    try:
+        return orjson.dumps(value, _plain, orjson.OPT_NON_STR_KEYS)
+    except TypeError:
+        # Integers beyond 64 bits and halves of surrogate pairs: a stored file may say anything.
+        return json.dumps(value, default=_plain).encode()
 
 
 def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -34,6 +34,10 @@ HELP: Mapping[str, str] = {
     "requests_processing": "Requests in a slot",
     "requests_deferred": "Requests waiting for a slot",
     "n_busy_slots_per_decode": "Busy slots per decode, on average",
+    "slot_save_bytes_total": "Bytes of slot files written",
+    "slot_save_seconds_total": "Time spent saving slots, syncing included",
+    "slot_restore_bytes_total": "Bytes of slot files read",
+    "slot_restore_seconds_total": "Time spent restoring slots",
 }
 PER_POSITION_HELP = "Drafted tokens accepted, by position in the draft"
 _KEY = re.compile(r"^(?P<name>[a-zA-Z_][a-zA-Z0-9_]*)(?:\{(?P<labels>.*)\})?$")

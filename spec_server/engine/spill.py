@@ -13,6 +13,8 @@ from persistence.snapshot import Blob, SequenceState
 
 log = logging.getLogger(__name__)
 
+CAN_UNLINK_OPEN_FILES = os.name == "posix"
+
 
 class Spill(Protocol):
     in_memory: bool  # where it means to hold states; a single one may still end in memory
@@ -85,7 +87,7 @@ def make_spill(directory: Path | None) -> Spill:
     if directory is None:
         return HeapSpill()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if os.name != "posix":
+    if not CAN_UNLINK_OPEN_FILES:
         log.warning("this platform cannot unlink an open file: checkpoints stay in memory")
         return HeapSpill()
     with tempfile.TemporaryFile(dir=directory):

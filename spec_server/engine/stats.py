@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
 from spec_server.engine.base import Timings
@@ -40,7 +40,9 @@ class Stats:
     n_accepted: int = 0
     n_draft_prompt: int = 0
     accepted_per_pos: list[int] = field(default_factory=list)
-    events: Counter[str] = field(default_factory=Counter)  # by metric name, labels included
+    events: dict[str, float] = field(
+        default_factory=lambda: defaultdict(float)
+    )  # by metric name, labels included
     overhead_us: deque[tuple[float, int, int]] = field(
         default_factory=lambda: deque(maxlen=_RECENT_STEPS)
     )  # per step: own time, active slots, drafted tokens

@@ -39,7 +39,7 @@ def engine_errors() -> Iterator[None]:
     except stored.SlotFileError as e:
         kind = _BY_KIND.get(type(e))
         if kind is InvalidRequest:
-            raise InvalidRequest(str(e), param="filename") from e
+            raise InvalidRequest(str(e), param="filename", slot="unchanged") from e
         if kind is not None:
             raise kind(str(e), slot="unchanged") from e
         raise FileRefused(str(e), field=e.section or "file", slot="unchanged") from e

@@ -19,13 +19,14 @@ from persistence.writer import Saved
 from spec_server import __version__
 from spec_server.engine.base import DraftReport, EraseResult, RestoreResult, SaveResult, SlotFileEntry
 from spec_server.engine.core import EngineCore
-from spec_server.engine.errors import EngineError, FileNotFound, FileRefused
+from spec_server.engine.errors import EngineError, FileRefused
 from spec_server.engine.fitting import TargetFit, misfit
 from spec_server.engine.loading import Loaded, Loader
 from spec_server.engine.locks import Call
 from spec_server.engine.scratch import Scratch
 from spec_server.engine.slot import Slot, TokenList
 from spec_server.engine.storage import engine_errors
+from spec_server.engine.tally import Tally, n_left_out
 from spec_server.runtime.errors import StateError
 
 T = TypeVar("T")
@@ -56,6 +57,7 @@ class Transfer:
         self._fit = fit
         self._draft_identity = draft_identity
         self._scratch = Scratch()
+        self._tally = Tally(core.stats.events)
         self._loader = Loader(core.target, core.checkpoints, fit, self._scratch)
         self._one = asyncio.Lock()
         self._idle: asyncio.TimerHandle | None = None
@@ -80,12 +82,16 @@ class Transfer:
         started = time.perf_counter()
         slot = self._core.slot(id_slot)
         held = _Held(call)
-        async with self._turn():
-            plan: SavePlan = await held.call(lambda: self._plan(slot))
-            with engine_errors():
-                saved, sync_ms = await self._write(slot, plan, filename, owner, held)
+        try:
+            async with self._turn():
+                plan: SavePlan = await held.call(lambda: self._plan(slot))
+                with engine_errors():
+                    saved, sync_ms = await self._write(slot, plan, filename, owner, held)
+        except EngineError as e:
+            self._tally.failed("save", e)
+            raise
         elapsed = time.perf_counter() - started
-        self._count("slot_saves", saved.n_written, elapsed)
+        self._tally.done("save", saved.n_written, elapsed)
         has_draft = saved.draft_bytes > 0
         return SaveResult(
             id_slot=id_slot,
@@ -168,11 +174,11 @@ class Transfer:
                         await self._io(file.close)
                 await held.call(lambda: self._adopt(slot, loaded, draft))
         except EngineError as e:
-            self._core.stats.events[f'slot_restores_total{{outcome="{_outcome(e)}"}}'] += 1
+            self._tally.failed("restore", e)
             raise
         elapsed = time.perf_counter() - started
-        self._count("slot_restores", file.n_read, elapsed)
-        self._count_dropped(file, loaded, draft)
+        self._tally.done("restore", file.n_read, elapsed)
+        self._tally.dropped(file, loaded, draft, len(slot.checkpoints))
         n = len(loaded.tokens)
         return RestoreResult(
             id_slot=id_slot,
@@ -195,10 +201,8 @@ class Transfer:
         damaged = [d for d in file.dropped if d.section == "checkpoints"]
         notes = [f"checkpoint {d.index}: {d.reason}" for d in damaged]
         notes += [f"checkpoint at {n_tokens} tokens: {reason}" for n_tokens, reason in loaded.unsound]
-        n_bad = sum(d.index < file.n_checkpoints for d in damaged) + len(loaded.unsound)
-        n_left_out = file.n_checkpoints - n_bad - n_kept
-        if n_left_out:
-            notes.append(f"{n_left_out} checkpoints left out: {self._core.checkpoints.limit()}")
+        if n := n_left_out(file, loaded, n_kept):
+            notes.append(f"{n} checkpoints left out: {self._core.checkpoints.limit()}")
         return notes
 
     def _apply(self, slot: Slot, loaded: Loaded, owner: str) -> None:
@@ -289,25 +293,11 @@ class Transfer:
             reason=str(file.error) if file.error else misfit(self._fit, facts),
         )
 
-    # -- the writer thread and the counts
+    # -- the writer thread
 
     async def _io(self, work: Callable[[], T]) -> T:
         """Run on the writer thread; not given up when the caller goes away, so that a save ends whole or absent."""
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
-
-    def _count(self, what: str, n_bytes: int, seconds: float) -> None:
-        events = self._core.stats.events
-        events[f"{what}_total" + ('{outcome="restored"}' if what == "slot_restores" else "")] += 1
-        events[f"{what}_bytes_total"] += n_bytes
-        events[f"{what}_milliseconds_total"] += round(seconds * 1e3)
-
-    def _count_dropped(self, file: SlotFile, loaded: Loaded, draft: DraftReport) -> None:
-        reasons = [("draft", draft.reason)] if draft.reason else []
-        reasons += [(d.section, d.reason) for d in file.dropped if d.section == "checkpoints"]
-        reasons += [("checkpoints", "state")] * len(loaded.unsound)
-        for part, reason in reasons:
-            short = reason.split(":")[0].replace('"', "'")
-            self._core.stats.events[f'slot_restore_dropped_total{{part="{part}",reason="{short}"}}'] += 1
 
     async def close(self) -> None:
         if self._idle is not None:
@@ -332,10 +322,3 @@ class _Held:
 
         result: T = await self._call(timed)
         return result
-
-
-_OUTCOMES = {FileRefused: "refused", FileNotFound: "not found"}
-
-
-def _outcome(error: EngineError) -> str:
-    return _OUTCOMES.get(type(error), "failed")

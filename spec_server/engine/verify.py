@@ -32,6 +32,7 @@ Uniform = Callable[[int], float]  # in [0, 1); number i judges drafted[i], numbe
 # Streams of keyed numbers: what draws a draft, what judges it, and the noise that a coupling shares.
 _DRAFT, _ACCEPT, _COUPLED = 1, 2, 3
 _N_STREAMS = 4
+_MANY = 1024  # candidates from which on a table of the vocabulary is quicker than a search
 
 
 # -- the rules
@@ -157,6 +158,11 @@ def _last(probs: Doubles) -> int:
 def _at(ids: Ids, other: Distribution) -> Doubles:
     """The other distribution's probabilities of `ids`, [n], 0 where it lacks one."""
     other_ids, probs = other
+    if len(ids) * len(other_ids) > _MANY**2:
+        dense = np.zeros(max(int(ids[-1]), int(other_ids[-1])) + 1)
+        dense[other_ids] = probs
+        found: Doubles = dense[ids]
+        return found
     at = np.minimum(other_ids.searchsorted(ids), len(other_ids) - 1)
     return np.where(other_ids[at] == ids, probs[at], 0.0)
 

@@ -7,7 +7,7 @@ import logging
 import queue
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -75,6 +75,7 @@ class EngineWorker:
         self._outbox: list[tuple[asyncio.Queue[Event | Exception], Event | Exception]] = []
         self._loop = asyncio.get_running_loop()
         self._stopping = False
+        self._transfers: set[asyncio.Future[Any]] = set()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         self._thread.start()
@@ -116,16 +117,33 @@ class EngineWorker:
             self._post(_nothing)
 
     async def save(self, id_slot: int, filename: str, owner: str) -> SaveResult:
-        async with self._locks.held(id_slot, self._call):
-            return await self._transfer.save(id_slot, filename, owner, self._call)
+        return await self._on_slot(id_slot, lambda: self._transfer.save(id_slot, filename, owner, self._call))
 
     async def restore(self, id_slot: int, filename: str, owner: str) -> RestoreResult:
-        async with self._locks.held(id_slot, self._call):
-            return await self._transfer.restore(id_slot, filename, owner, self._call)
+        return await self._on_slot(
+            id_slot, lambda: self._transfer.restore(id_slot, filename, owner, self._call)
+        )
 
     async def erase(self, id_slot: int) -> EraseResult:
-        async with self._locks.held(id_slot, self._call):
-            return await self._call(lambda: self._transfer.erase(id_slot))
+        return await self._on_slot(id_slot, lambda: self._call(lambda: self._transfer.erase(id_slot)))
+
+    async def _on_slot(self, id_slot: int, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """`work` while nothing else has the slot, to its end even where the caller goes away: the buffer that it
+        reads into and the slot that it half filled must not be given to the next one before."""
+
+        async def hold() -> T:
+            async with self._locks.held(id_slot, self._call):
+                return await work()
+
+        task = asyncio.ensure_future(hold())
+        self._transfers.add(task)
+        task.add_done_callback(self._forget)
+        return await asyncio.shield(task)
+
+    def _forget(self, task: asyncio.Future[Any]) -> None:
+        self._transfers.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever asked has it, or has gone away
 
     async def slot_files(self, owner: str) -> list[SlotFileEntry]:
         return await self._transfer.list_files(owner)
@@ -152,6 +170,8 @@ class EngineWorker:
         self._stopping = True
         self._post(_nothing)
         await asyncio.to_thread(self._thread.join)
+        if self._transfers:  # each finds out at its next call, and cleans up
+            await asyncio.wait(self._transfers)
         await self._transfer.close()
         self._core.close()
 

@@ -21,7 +21,7 @@ EXTREMES_32 = (0, 1, 2, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF)
 EXTREMES_64 = (0, 1, 1 << 31, 1 << 32, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
 # zeros, ones, NaN and minus infinity as 16-bit floats, NaN as a 32-bit one
 FILLINGS = (b"\0", b"\xff", b"\x00\x7e", b"\x00\xfc", b"\x00\x00\xc0\x7f")
-JSON_VALUES: tuple[object, ...] = (None, -1, 0, 1 << 40, 1 << 80, 1.5, "x", "", [], {}, True)
+JSON_VALUES: tuple[object, ...] = (None, -1, 0, 1 << 40, 1 << 80, 1.5, "x", "", "\ud800", [], {}, True)
 
 
 @dataclass(frozen=True)
@@ -255,10 +255,10 @@ def damage_draft(rng: random.Random, parts: Parts) -> Parts:
 
 def damage_facts(rng: random.Random, parts: Parts) -> Parts:
     facts = parts.facts
-    match rng.randrange(5):
+    match rng.randrange(5) if facts.settings else 2:
         case 0:
             name = rng.choice(sorted(facts.settings))
-            value = rng.choice([v for v in JSON_VALUES if not isinstance(v, list | dict)])
+            value = rng.choice([v for v in JSON_VALUES if not isinstance(v, list | dict) and v != "\ud800"])
             facts = replace(facts, settings={**facts.settings, name: value})  # type: ignore[dict-item]
         case 1:
             facts = replace(facts, settings={})
@@ -306,6 +306,6 @@ def mutate(rng: random.Random, parts: Parts) -> tuple[str, bytes]:
     change = rng.choice(RESEALED)
     changed = change(rng, parts)
     if kind < 0.45:
-        changed = rng.choice(RESEALED)(rng, changed) if changed.section(Kind.TARGET) else changed
+        changed = damage_target(rng, changed) if changed.section(Kind.TARGET) else changed
     footer = rng.random() < 0.8
     return f"{change.__name__}{'' if footer else ', no footer'}", changed.seal(footer=footer)

@@ -139,9 +139,9 @@ def replay(answers: Sequence[Answer], shape: Shape, model: Model) -> list[list[P
                     context.truncate(work.slot, work.pos0)
             batch.clear()
             parts = [
-                batch.add(
-                    w.slot, w.tokens, w.pos0, output="none" if not w.rows else "last" if w.is_prompt else "all"
-                )
+                batch.add(w.slot, w.tokens, w.pos0, output="last" if w.rows else "none")
+                if w.is_prompt
+                else batch.add(w.slot, w.tokens, w.pos0, output="all", n_draft=len(w.tokens) - 1)
                 for w in works
             ]
             context.decode(batch)
@@ -175,7 +175,9 @@ def _steps(answers: Sequence[Answer], shape: Shape) -> list[list[_Work]]:
             steps.setdefault(step, []).append(work)
     ordered = [sorted(steps[number], key=lambda w: (w.is_prompt, w.slot)) for number in sorted(steps)]
     for works in ordered:
-        assert sum(len(w.tokens) for w in works) <= shape.n_ubatch, "a prompt was cut where the trace does not say"
+        assert sum(len(w.tokens) for w in works) <= shape.n_ubatch, (
+            "a prompt was cut where the trace does not say"
+        )
     return ordered
 
 

@@ -63,7 +63,15 @@ class Answer:
 
     @property
     def counts(self) -> dict[str, int]:
-        names = ("cache_n", "prompt_n", "predicted_n", "draft_n", "draft_n_accepted", "draft_prompt_n", "n_drafts")
+        names = (
+            "cache_n",
+            "prompt_n",
+            "predicted_n",
+            "draft_n",
+            "draft_n_accepted",
+            "draft_prompt_n",
+            "n_drafts",
+        )
         return {name: self.timings[name] for name in names}
 
     @property
@@ -158,7 +166,9 @@ class Served:
     def metrics(self) -> dict[str, float]:
         """Unlabelled samples by name."""
         lines = self.http.get("/metrics").text.splitlines()
-        pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#") and "{" not in line)
+        pairs = (
+            line.rsplit(" ", 1) for line in lines if line and not line.startswith("#") and "{" not in line
+        )
         return {name.partition(":")[2] or name: float(value) for name, value in pairs}
 
     def busy(self) -> list[int]:

@@ -206,6 +206,7 @@ def test_a_file_that_is_no_slot_file_is_refused(double: Served, slot_dir: Path, 
 
 # -- prompts and limits
 
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions"])
 def test_a_prompt_longer_than_the_context_gets_both_numbers(

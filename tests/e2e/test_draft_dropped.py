@@ -45,7 +45,9 @@ def scene(server: Served, folder: Path) -> Scene:
     return Scene(folder, first, server.ask(straight(server, first), N, 1, ignore_eos=True))
 
 
-def restored_elsewhere(start_server: Start, scene: Scene, argv: list[str]) -> tuple[dict[str, object], Answer]:
+def restored_elsewhere(
+    start_server: Start, scene: Scene, argv: list[str]
+) -> tuple[dict[str, object], Answer]:
     other = start_server(argv)
     draft = other.restore(0, "whole.bin")["draft"]
     answer = other.ask(scene.live.prompt, N, 0, ignore_eos=True)
@@ -105,7 +107,14 @@ def test_without_a_rebuild_a_dropped_draft_shows(scene: Scene, start_server: Sta
 
 def test_a_file_stripped_of_its_draft_block_restores(server: Served, scene: Scene) -> None:
     shutil.copy(scene.folder / "whole.bin", scene.folder / "stripped.bin")
-    command = [sys.executable, "-m", "persistence.cli", "strip", "--draft", str(scene.folder / "stripped.bin")]
+    command = [
+        sys.executable,
+        "-m",
+        "persistence.cli",
+        "strip",
+        "--draft",
+        str(scene.folder / "stripped.bin"),
+    ]
     subprocess.run(command, check=True, capture_output=True)
     whole, stripped = (scene.folder / name for name in ("whole.bin", "stripped.bin"))
     assert stripped.stat().st_size < whole.stat().st_size

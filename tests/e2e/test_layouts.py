@@ -74,9 +74,7 @@ def test_a_slot_restores_in_another_layout(layouts: Layouts, source: str, goal: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pair", ["real", "hybrid", "window"])
-def test_other_memory_restores_in_another_layout_too(
-    pair: str, tmp_path: Path, start_server: Start
-) -> None:
+def test_other_memory_restores_in_another_layout_too(pair: str, tmp_path: Path, start_server: Start) -> None:
     names = ["1", "4-streams", "2-unified"] if pair == "real" else list(LAYOUTS)
     layouts = Layouts(pair, names, tmp_path, start_server)
     for source in names:

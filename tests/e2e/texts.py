@@ -9,7 +9,9 @@ from eval.models import CHAT_PROMPTS
 from tests.e2e.served import Answer, Served
 
 FOLLOW_UP = "<|im_end|>\n<|im_start|>user\nTell me more about the second point, please.<|im_end|>\n<|im_start|>assistant\n"
-OTHER_TURN = " No, wait.<|im_end|>\n<|im_start|>user\nSay it in other words.<|im_end|>\n<|im_start|>assistant\n"
+OTHER_TURN = (
+    " No, wait.<|im_end|>\n<|im_start|>user\nSay it in other words.<|im_end|>\n<|im_start|>assistant\n"
+)
 
 
 def conversations(n: int) -> list[list[dict[str, str]]]:

@@ -130,10 +130,10 @@ def test_a_window_that_still_holds_everything_needs_no_checkpoint() -> None:
 
 def test_full_attention_takes_none() -> None:
     with core_of(Setup(smollm2(), n_ctx=512)) as core:
-        prompt = list(filler(core.model, 300, 1).tokens)
-        run(core, request(prompt, 2))
+        prompt = list(filler(core.model, 60, 1).tokens)
+        run(core, request(Prompt(tuple(prompt), (30,)), 2))
         assert ends(core) == []
-        assert run(core, request([*prompt[:150], 5], 2))[0].counts[:2] == (150, 1)
+        assert run(core, request([*prompt[:40], 5], 2))[0].counts[:2] == (40, 1)
 
 
 def test_speculation_changes_neither_counts_nor_words(setup: Setup) -> None:

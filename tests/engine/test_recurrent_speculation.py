@@ -46,7 +46,7 @@ def talks(path: Path) -> list[Prompt]:
 
 @lru_cache
 def answers(path: Path, n_ubatch: int) -> dict[tuple[int, ...], list[int]]:
-    said = greedy(path, talks(path), ANSWER + 9, n_ubatch=n_ubatch)
+    said = greedy(path, talks(path), ANSWER + 9, n_ubatch=n_ubatch)  # longer, so that drafts may go on
     return {p.tokens: t for p, t in zip(talks(path), said, strict=True)}
 
 
@@ -88,7 +88,7 @@ def compare(setup: Setup, plan: str, prompts: list[Prompt], lengths: Any) -> Non
 
 @pytest.mark.parametrize("plan", ["wrong", "mixed", "oracle"])
 def test_greedy_text_is_that_without_drafts(setup: Setup, plan: str) -> None:
-    compare(setup, plan, talks(setup.path)[:4], (1, 2, 3, 5, 8) if plan == "mixed" else (1, 4, 8))
+    compare(setup, plan, talks(setup.path)[:3], (1, 2, 3, 8) if plan == "mixed" else (1, 5))
 
 
 @pytest.mark.slow

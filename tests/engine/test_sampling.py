@@ -228,7 +228,7 @@ def _chain_settings(sampling: SamplingParams) -> dict[str, float]:
 def test_texts_of_a_model_with_its_drafter_have_the_probabilities_of_the_model_alone(
     sampling: SamplingParams, seeded: bool
 ) -> None:
-    n, n_texts = 4, 3000
+    n, n_texts = 4, 1500
     [prompt] = prompts(MTP, 1)
     with core_of(Setup(HYBRID)) as plain:
         assert isinstance(plain.drafter, NoDrafter)

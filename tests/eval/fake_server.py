@@ -10,6 +10,7 @@ import argparse
 import json
 import signal
 import sys
+import time
 import zlib
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -39,6 +40,7 @@ class FakeServer(ThreadingHTTPServer):
         self.forgets_draft = bool(settings.get("forgets_draft"))
         self.forgets_slot = bool(settings.get("forgets_slot"))
         self.fails_at = settings.get("fails_at")
+        self.pings = bool(settings.get("pings"))
         self.slots = [FakeSlot(), FakeSlot()]
         self.requests: list[dict] = []
 
@@ -84,6 +86,8 @@ class FakeHandler(BaseHTTPRequestHandler):
     server: FakeServer
 
     def do_GET(self) -> None:
+        if self.path == "/metrics":
+            return self.answer_text("# HELP x\nllamacpp:step_overhead_us_per_slot 90.5\n")
         props = {"model_path": "fake"} if self.server.is_stock else {"model_path": "fake", "slot_draft": True}
         self.answer(200, props if self.path == "/props" else {"status": "ok"})
 
@@ -93,6 +97,10 @@ class FakeHandler(BaseHTTPRequestHandler):
         self.server.requests.append({"path": self.path, "body": body, "headers": dict(self.headers)})
         if address.path.startswith("/slots/"):
             self.slot_action(address.path, parse_qs(address.query)["action"][0], body)
+        elif address.path == "/apply-template":
+            self.answer(200, {"prompt": " ".join(message["content"] for message in body["messages"])})
+        elif address.path == "/tokenize":
+            self.answer(200, {"tokens": [zlib.crc32(word.encode()) for word in body["content"].split(" ")]})
         elif body.get("max_tokens", body.get("n_predict")) > 1000:
             self.answer(400, {"error": {"code": 400, "message": "too long", "type": "invalid_request_error"}})
         else:
@@ -120,10 +128,14 @@ class FakeHandler(BaseHTTPRequestHandler):
             turns = [f"<{message['role']}> {message['content']} <end>" for message in body["messages"]]
             prompt = f"{' '.join(turns)} <assistant>".split(" ")
         else:
-            prompt = body["prompt"].split(" ")
+            given = body["prompt"]
+            prompt = given.split(" ") if isinstance(given, str) else [str(token) for token in given]
         max_tokens = body["max_tokens"] if is_chat else body["n_predict"]
         words, timings = self.server.generate(self.server.slots[body["id_slot"]], prompt, max_tokens)
         yield ": still here"
+        while self.server.pings:
+            time.sleep(0.05)
+            yield ": still here"
         if is_chat:
             yield data({"choices": [{"index": 0, "delta": {"role": "assistant", "content": None}}]})
         for number, word in enumerate(words):
@@ -132,7 +144,9 @@ class FakeHandler(BaseHTTPRequestHandler):
                 return
             text = word if number == 0 else f" {word}"
             yield data(
-                {"choices": [{"index": 0, "delta": {"content": text}}]} if is_chat else {"content": text}
+                {"choices": [{"index": 0, "delta": {"content": text}}]}
+                if is_chat
+                else {"content": text, "tokens": [number]}
             )
         if is_chat:
             yield data(
@@ -144,7 +158,12 @@ class FakeHandler(BaseHTTPRequestHandler):
             yield data({"content": "", "stop": True, "timings": timings})
 
     def answer(self, status: int, body: dict) -> None:
-        content = json.dumps(body).encode()
+        self.send(status, json.dumps(body).encode())
+
+    def answer_text(self, text: str) -> None:
+        self.send(200, text.encode())
+
+    def send(self, status: int, content: bytes) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()

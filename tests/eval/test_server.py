@@ -53,6 +53,21 @@ def test_a_server_that_ignores_the_request_to_stop_is_killed(tmp_path):
     assert server.stop() == -signal.SIGKILL
 
 
+def test_a_stop_that_is_interrupted_kills(tmp_path, monkeypatch):
+    server = ServerProcess([*FAKE, "--ignores-sigterm"], log_path=tmp_path / "log")
+    server.start()
+    pid = server.pid
+
+    def interrupted(self: object, timeout: float | None = None) -> int:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("subprocess.Popen.wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        server.stop()
+    assert not psutil.pid_exists(pid)
+
+
 def test_a_server_that_ends_at_once_is_reported_with_its_last_words(tmp_path):
     started = time.monotonic()
     with pytest.raises(ServerDied, match=r"(?s)status 1.*no such model"):

@@ -6,13 +6,15 @@ import io
 import json
 import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from persistence import report
+from persistence import cli, report
 from persistence.catalog import Catalog
 from persistence.cli import app
 from persistence.files import SystemFiles
@@ -263,3 +265,28 @@ def test_a_terminal_gets_tables_and_no_control_characters_from_files(full: Path)
     assert "�[31mred�" in text
     assert "┃" in text
     assert "1 d" in text
+
+
+def test_a_big_file_on_a_terminal_gets_a_progress_bar(
+    full: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "BIG_BYTES", 1)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    shown: list[float] = []
+    monkeypatch.setattr(cli.Progress, "advance", lambda self, task, n: shown.append(n))
+    assert cli._damage(full) == []
+    assert sum(shown) == full.stat().st_size
+
+
+def test_the_command_runs_as_a_module(full: Path) -> None:
+    command = [sys.executable, "-m", "persistence.cli", "verify", str(full)]
+    result = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, f"{full}: verified\n")
+
+
+def test_strip_leaves_a_damaged_checkpoint_behind(full: Path) -> None:
+    flip(full, full.read_bytes().index(b"first"))
+    run("strip", full, "--draft")
+    with SlotFile.open(full) as file:
+        assert [c.n_tokens for c in file.checkpoints()] == [FULL_CHECKPOINTS[1].n_tokens]
+        assert file.verify() == []

@@ -203,3 +203,20 @@ def test_sigkill_during_saves_leaves_whole_files(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_sigkill_during_many_saves_leaves_whole_files(tmp_path: Path) -> None:
     kill_during_saves(tmp_path, 100)
+
+
+@pytest.mark.crash
+def test_a_file_shorter_than_what_was_written_is_never_renamed() -> None:
+    files, store = disk_with_old_file()
+
+    def lose(n: int, verb: str) -> None:
+        # A disk that claims to have taken a byte that it has not.
+        if verb == "fsync":
+            node = next(iter(files.descriptors.values()))
+            del node.data[-1:]
+
+    files.before_call = lose
+    with pytest.raises(StorageFailed, match="written"):
+        save_new(store)
+    assert tokens_on(files) == OLD
+    assert list(files.names(ROOT)) == [PATH.name]

@@ -106,6 +106,33 @@ def vocabulary(directory: Path) -> object:
     return read_vocabulary(full_file(directory))
 
 
+def behind_unknown_section(directory: Path) -> object:
+    data = bytearray((Path(__file__).parents[1] / "golden" / "v1-unknown-section.bin").read_bytes())
+    data[-1] ^= 1
+    return opening(bytes(data))(directory)
+
+
+def behind_odd_state(directory: Path) -> object:
+    data = full_file(directory, b"opaque").read_bytes()
+    return opening(data[:-1])(directory)
+
+
+def other_number_of_words(directory: Path) -> object:
+    """A writer that miscounts, and seals what it wrote."""
+    data = bytearray(full_file(directory).read_bytes())
+    start = len(data) - int.from_bytes(data[-32:-24], "little")
+    data[8] -= 1
+    (length,) = struct.unpack_from("<Q", data, start + 32 + 16)
+    data[start + 32 + 24 : start + 32 + 40] = xxhash.xxh3_128_digest(bytes(data[:length]))
+    data[-24:-8] = xxhash.xxh3_128_digest(bytes(data[start:-24]))
+    return opening(bytes(data))(directory)
+
+
+def named_pipe(directory: Path) -> object:
+    os.mkfifo(directory / "pipe")
+    return SlotFile.open(directory / "pipe")
+
+
 STOCK = stock_file([1, 2, 3], attention_state([3]))
 BIG_SETTINGS = replace(facts(3), settings={"s": "x" * 4000})
 
@@ -155,6 +182,15 @@ RULES: dict[str, tuple[type[SlotFileError], str, Callable[[Path], object]]] = {
     "a stock state without its last byte": (errors.StateNotFramed, "target", opening(STOCK[:-1])),
     "half a footer": (errors.FooterDamaged, "footer", opening(STOCK + b"DKFOOT")),
     "a footer's magic alone": (errors.FooterDamaged, "footer", opening(STOCK + b"DKFOOTER" + bytes(90))),
+    "a footer longer than the file": (
+        errors.FooterDamaged,
+        "footer",
+        opening(STOCK + struct.pack("<Q", 4000) + bytes(16) + b"DKEEPEND"),
+    ),
+    "a damaged footer behind an unknown section": (errors.FooterDamaged, "footer", behind_unknown_section),
+    "a damaged footer behind a state of unknown framing": (errors.FooterDamaged, "footer", behind_odd_state),
+    "another number of words than the section has": (errors.SectionsInvalid, "tokens", other_number_of_words),
+    "a named pipe": (errors.NotAFile, "", named_pipe),
     "an end magic alone": (errors.FooterDamaged, "footer", opening(STOCK + b"DKEEPEND")),
     "an end magic in a tiny file": (errors.FooterDamaged, "footer", opening(STOCK[:12] + b"DKEEPEND")),
     "a section that does not begin where the one before ends": (

@@ -6,9 +6,13 @@ import struct
 from pathlib import Path
 
 import pytest
+import xxhash
 
+from persistence.errors import SectionsInvalid, Truncated
 from persistence.files import FileInfo, SystemFiles
+from persistence.format import CheckpointEntry, Section, check_coverage, encode_footer
 from persistence.reader import Dropped, SlotFile
+from persistence.source import Source
 from persistence.store import DEFAULT_OWNER, DirectoryStore
 from tests.persistence.build import (
     FULL_CHECKPOINTS,
@@ -173,3 +177,55 @@ def test_verify_reads_every_byte_and_reports_progress(tmp_path: Path) -> None:
         assert file.verify(steps.append) == []
     assert len(steps) > 4
     assert sum(steps) == saved.n_written
+
+
+@pytest.mark.parametrize(
+    ("kinds", "fault"),
+    [
+        ((1, 2, 2), "kinds"),
+        ((2, 1), "kinds"),
+        ((1,), "kinds"),
+        ((1, 2, 4, 4), "kinds"),
+        ((1, 2), "no section"),
+    ],
+    ids=str,
+)
+def test_a_table_that_names_a_section_twice_or_not_at_all_is_refused(
+    kinds: tuple[int, ...], fault: str
+) -> None:
+    sections = [Section(kind, 10 * n, 10, bytes(16)) for n, kind in enumerate(kinds)]
+    rows = [CheckpointEntry(0, 40, bytes(16))] if fault == "no section" else []
+    with pytest.raises(SectionsInvalid, match=fault):
+        check_coverage(sections, rows, 10 * len(kinds))
+
+
+@pytest.mark.parametrize(
+    ("block", "reason"),
+    [
+        (b"DKD", "truncated"),
+        (b"XXXX" + draft_bytes(b"", b"", b"")[4:], "framing"),
+        (draft_bytes(b"", b"", b"", version=9), "version"),
+        (draft_bytes(b"", b"", b"") + b"more", "framing"),
+    ],
+    ids=["head", "magic", "version", "rest"],
+)
+def test_a_draft_block_of_a_wrong_writer_is_dropped_alone(path: Path, block: bytes, reason: str) -> None:
+    payload = stock_file(TOKENS, STATE)
+    sections = [(1, payload[: -len(STATE)]), (2, STATE), (4, block)]
+    rows, at = [], 0
+    for kind, data in sections:
+        rows.append(Section(kind, at, len(data), xxhash.xxh3_128_digest(data)))
+        at += len(data)
+    path.write_bytes(payload + block + encode_footer(rows, [], facts(3)))
+    with SlotFile.open(path) as file:
+        assert file.draft() is None
+        assert [(d.section, d.reason) for d in file.dropped] == [("draft", reason)]
+        assert bytes(file.read_target()[8:]) == STATE
+
+
+@pytest.mark.parametrize(("offset", "length"), [(0, 11), (10, 1), (-1, 1), (5, -1), (2**63, 1), (0, 2**62)])
+def test_no_buffer_is_made_for_bytes_outside_the_file(offset: int, length: int) -> None:
+    source = Source(SystemFiles(), -1, 10, "a.bin")
+    with pytest.raises(Truncated):
+        source.buffer(offset, length, "target")
+    assert len(source.buffer(0, 10, "target")) == 10

@@ -394,3 +394,29 @@ def test_importing_the_store_loads_neither_llama_nor_numpy() -> None:
         check=True,
     )
     assert result.stdout == "[]\n"
+
+
+def test_a_file_system_without_locks_serves_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    (tmp_path / ".draftkeep-0123456789abcdef.tmp").write_bytes(b"half")
+    store = DirectoryStore(tmp_path)
+    save(store, "a.bin")
+    assert os.listdir(tmp_path) == ["a.bin"]
+
+
+def test_an_owners_directory_that_cannot_be_made_is_an_error_of_ours(store: DirectoryStore) -> None:
+    (store.root / ".owners").write_bytes(b"in the way")
+    with pytest.raises(SlotFileError):
+        store.create("alice", "a.bin")
+    save(store, "a.bin")
+
+
+@pytest.mark.parametrize("name", BAD_NAMES, ids=repr)
+def test_a_bad_name_is_refused_before_the_file_system_sees_it(name: object) -> None:
+    with pytest.raises(InvalidName):
+        check_name(name)
