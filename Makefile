@@ -14,7 +14,7 @@ PEER ?=
 KEY := $(shell cksum < pyproject.toml | cut -d ' ' -f 1)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast lint format acceptance bench clean
+.PHONY: help demo test test-fast lint format acceptance bench fidelity clean
 
 help:
 	@echo "make demo       install, start a server on $(HOST):$(PORT) with a small model, and keep it running"
@@ -24,6 +24,7 @@ help:
 	@echo "make format     let ruff rewrite what it can"
 	@echo "make acceptance what a restored slot is worth, as a table (EVAL_ARGS='-n 5')"
 	@echo "make bench      five minutes of tokens per second, beside a llama-server with PEER=PATH"
+	@echo "make fidelity   whether drafting changes the text, by distribution and word for word"
 	@echo "make clean      remove $(VENV) and caches"
 
 demo: $(VENV)/.installed-demo-$(KEY)
@@ -50,6 +51,9 @@ acceptance: $(VENV)/.installed-eval-$(KEY)
 
 bench: $(VENV)/.installed-eval-$(KEY)
 	$(BIN)/python -m eval bench --quick $(if $(PEER),--peer $(PEER)) $(EVAL_ARGS)
+
+fidelity: $(VENV)/.installed-eval-$(KEY)
+	$(BIN)/python -m eval fidelity $(EVAL_ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -19,6 +19,7 @@ from spec_server.runtime.batch import Batch
 _HEAD = struct.Struct("<4sI")  # magic, bytes of all calibrations behind it
 _MAGIC = b"CAL1"
 _FIELD = "calibration_bytes"
+_FROM_OTHERS = 6.0  # observations that a new text takes over from those before it, by cell
 
 Blob = bytes | bytearray | memoryview
 
@@ -37,12 +38,12 @@ class CalibratedDrafter:
         self.cannot_rebuild = inner.cannot_rebuild
         self.n_ctx_seq = inner.n_ctx_seq
         self.model_identity = inner.model_identity
-        self._members = tuple(members)
+        self._overall = {name: Calibration() for name in members}  # over all texts: where a new one begins
         self._calibrations = [self._fresh() for _ in range(n_slots)]
         self._proposed: dict[int, Draft] = {}
 
     def _fresh(self) -> dict[str, Calibration]:
-        return {name: Calibration() for name in self._members}
+        return {name: overall.fade(_FROM_OTHERS) for name, overall in self._overall.items()}
 
     @property
     def decode_ns(self) -> int:
@@ -69,7 +70,8 @@ class CalibratedDrafter:
         for item in accepted:
             draft = self._proposed.pop(item.seq_id, None)
             if draft is not None and draft.tokens:
-                self._calibrations[item.seq_id][draft.drafter].learn(draft.confidence, item.n_accepted)
+                for calibration in (self._calibrations[item.seq_id][draft.drafter], self._overall[draft.drafter]):
+                    calibration.learn(draft.confidence, item.n_accepted)
                 self.policy.verified(item.seq_id, len(draft.tokens), item.n_accepted)
 
     # -- state

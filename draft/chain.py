@@ -113,7 +113,9 @@ class ChainDrafter:
         reasons = []
         for m in self.members:
             mine = next((one for one in fits if _kind(one) == m.name), None)
-            reason = "not in the file" if mine is None else m.unfit(mine, n_tokens, UNKNOWN_SIZE, UNKNOWN_SIZE)
+            reason = (
+                "not in the file" if mine is None else m.unfit(mine, n_tokens, UNKNOWN_SIZE, UNKNOWN_SIZE)
+            )
             if reason is None:
                 return None
             reasons.append(f"{m.name}: {reason}")
@@ -148,7 +150,9 @@ class ChainDrafter:
             raise DraftStateError("; ".join(reasons))
         return "; ".join(reasons)
 
-    def _apply_to(self, member: Drafter, seq_id: int, part: _Stored | None, tokens: Ints, *, partial: bool) -> str:
+    def _apply_to(
+        self, member: Drafter, seq_id: int, part: _Stored | None, tokens: Ints, *, partial: bool
+    ) -> str:
         if part is None:
             if not partial:
                 return "not in the file"

@@ -63,7 +63,13 @@ class DraftModelDrafter:
     cannot_rebuild = ""
 
     def __init__(
-        self, context: Context, model: Model, identity: DraftModelIdentity, *, n_max: int, rebuild: bool = True
+        self,
+        context: Context,
+        model: Model,
+        identity: DraftModelIdentity,
+        *,
+        n_max: int,
+        rebuild: bool = True,
     ) -> None:
         self.n_max = n_max
         self.needs_checkpoints = context.needs_checkpoints
@@ -141,7 +147,9 @@ class DraftModelDrafter:
         wanted = [d for d in drafts if d.n_max > 0]
         self._catch_up([d.request for d in wanted])
         self._resting.difference_update(r.seq_id for r in requests)
-        self._resting.update(d.request.seq_id for d in drafts if d.n_max == 0 and d.request.length is not None)
+        self._resting.update(
+            d.request.seq_id for d in drafts if d.n_max == 0 and d.request.length is not None
+        )
         started = time.perf_counter_ns()
         active = [d for d in wanted if self.n_tokens(d.request.seq_id) == len(d.request.tokens)]
         self._before_drafts(active)

@@ -1,4 +1,4 @@
-"""Drafts with the target model's own MTP head, in a context of its own on the target's weights; greedy, all slots at once.
+"""Drafts with the target model's own MTP head, in a second context on the target's weights; all slots in one batch.
 
 The head reads token p+1 together with the target's hidden row of p, so the row of the last token that it holds waits
 for the token after it: that pending row is the speculative state. The head's context holds tokens[base : base + n] of
@@ -63,7 +63,13 @@ class MtpHeadDrafter:
     cannot_rebuild = "the MTP head needs the target's hidden rows, which only reading the prompt again makes"
 
     def __init__(
-        self, context: Context, target: Context, model: Model, facts: Mapping[str, fit_header.Scalar], *, n_max: int
+        self,
+        context: Context,
+        target: Context,
+        model: Model,
+        facts: Mapping[str, fit_header.Scalar],
+        *,
+        n_max: int,
     ) -> None:
         self.n_max = n_max
         self.n_ctx_seq = context.n_ctx_seq
@@ -191,15 +197,12 @@ class MtpHeadDrafter:
         header = fit_header.load(fit, self.name)
         if isinstance(header, str):
             return header
-        reason = (
+        return (
             fit_header.difference(header, self._facts)
             or fit_header.positions(header, n_tokens, self._ctx.n_ctx_seq)
             or fit_header.size("speculative state", spec_size, self._spec_size)
+            or _elsewhere(header["base"] + header["n_tokens"], n_tokens)
         )
-        stands = header.get("n_tokens", 0) + header.get("base", 0) if reason is None else n_tokens
-        if stands != n_tokens:  # the pending row would be another token's
-            return f"position: the head stands at {stands} tokens, the target at {n_tokens}"
-        return reason
 
     def state_size(self, seq_id: int, *, partial: bool) -> int:
         return 0 if partial else self._ctx.state_size(seq_id, partial=False)
@@ -251,7 +254,10 @@ class MtpHeadDrafter:
     # -- the head's context
 
     def _queue(self, seq_id: int, pos0: int, tokens: Ints, rows: Floats) -> None:
-        """Add tokens [n] at pos0 to the batch, each with the row of the token before it; rows [n, n_embd] are theirs."""
+        """Add tokens [n] at pos0 to the batch, each with the row of the token before it; rows [n, n_embd] are theirs.
+
+        Where the context is full it starts anew with them, and with the last that fit.
+        """
         head, n = self._heads[seq_id], len(tokens)
         if self.n_tokens(seq_id) != pos0:
             self._restart(seq_id, pos0)
@@ -301,3 +307,12 @@ class MtpHeadDrafter:
         head.base = n_tokens
         if not keep_row:
             head.row[:] = 0.0
+
+
+def _elsewhere(stands: int, n_tokens: int) -> str | None:
+    """The pending row is one token's: a head that stands elsewhere than the target would read another's."""
+    return (
+        None
+        if stands == n_tokens
+        else f"position: the head stands at {stands} tokens, the target at {n_tokens}"
+    )

@@ -19,7 +19,7 @@ from draft.window import DraftLength
 from spec_server.runtime.batch import Batch
 
 _CANDIDATES = 16  # earlier occurrences that are compared; the longest of them is drafted from
-_UNKNOWN = 0.7  # a repeated text says little of how sure it is: the calibration by position does
+_HALF_SURE = 5  # tokens of match at which a draft may as well be wrong; the calibration learns the rest
 _CATCH_UP = 4096  # tokens indexed in one step where the index lags
 
 
@@ -111,12 +111,15 @@ class _NgramDrafter:
         text.append(request.last_token)
         tokens, confidence = self._follow(text, request, limit)
         text.cut(len(request.tokens))
+        n_found = len(tokens)
         for i, token in enumerate(tokens):
             if token in self._end:
                 del tokens[i + 1 :]
                 break
         if request.length is not None:
-            confidence = [_UNKNOWN] * len(tokens)
+            # A draft is as long as the match behind it, and a longer match is a surer one.
+            sureness = n_found / (n_found + _HALF_SURE)
+            confidence = [sureness] * len(tokens)
             del tokens[self._worth(request.length, confidence) :]
         if len(tokens) < max(1, request.n_min):
             return EMPTY_DRAFT
@@ -124,7 +127,7 @@ class _NgramDrafter:
 
     def _worth(self, length: DraftLength, confidence: Sequence[float]) -> int:
         """How many tokens of a draft that costs nothing are worth verifying."""
-        if not confidence or not length.opens(self.name):
+        if not confidence or not length.opens(self.name, confidence[0]):
             return 0
         for p in confidence:
             length.goes_on(p)
@@ -196,14 +199,17 @@ class NgramSimpleDrafter(_NgramDrafter):
         header = fit_header.load(fit, self.name)
         if isinstance(header, str):
             return header
-        return fit_header.size("context", context_size, 0) or fit_header.size("speculative state", spec_size, 0)
+        return fit_header.size("context", context_size, 0) or fit_header.size(
+            "speculative state", spec_size, 0
+        )
 
 
 class NgramModDrafter(_NgramDrafter):
     """Drafts token by token what followed the last `n_match` tokens: in the slot's own text, else in the pool.
 
-    A slot sees of the pool what other slots had put in when its conversation began. That view is the stored state.
-    A draft of fewer than `n_min` tokens is not used, unless the request asks for fewer.
+    A slot sees of the pool what other slots had put in when its conversation began; its own former texts are none
+    of the present one, so they do not count. That view is the stored state. A draft of fewer than `n_min` tokens is
+    not used, unless the request asks for fewer.
     """
 
     name = "ngram-mod"

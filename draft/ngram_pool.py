@@ -21,7 +21,9 @@ _TOKEN_MASK = (1 << 24) - 1
 _TAG = ~np.uint64(_SLOT_MASK)
 MAX_SLOTS = 256
 
-Entries = npt.NDArray[np.uint64]  # [2 ** bits]: 32 bits of the key, 8 of the slot, 24 of the token + 1; 0: empty
+Entries = npt.NDArray[
+    np.uint64
+]  # [2 ** bits]: 32 bits of the key, 8 of the slot, 24 of the token + 1; 0: empty
 
 
 class PoolView:
@@ -72,7 +74,11 @@ def unpack(data: bytes | bytearray | memoryview, bits: int, n_vocab: int) -> Poo
     at = np.frombuffer(data, "<u4", n, _HEAD.size)
     stored = np.frombuffer(data, "<u8", n, _HEAD.size + 4 * n)
     tokens = stored & np.uint64(_TOKEN_MASK)
-    if stored_bits != bits or int(at.max()) >> bits or not 1 <= int(tokens.min()) <= int(tokens.max()) <= n_vocab:
+    if (
+        stored_bits != bits
+        or int(at.max()) >> bits
+        or not 1 <= int(tokens.min()) <= int(tokens.max()) <= n_vocab
+    ):
         raise ValueError("the view is of a pool of another size, or holds tokens that are none")
     entries = np.zeros(1 << bits, np.uint64)
     entries[at] = stored

@@ -72,6 +72,15 @@ class Calibration:
             self._seen[cell] += 1.0
             self._accepted[cell] += position < n_accepted
 
+    def fade(self, n_left: float) -> Calibration:
+        """What another text may take from this one: the same shares, each cell seen at most n_left times."""
+        faded = Calibration()
+        for i, seen in enumerate(self._seen):
+            share = min(1.0, n_left / seen) if seen else 0.0
+            faded._seen[i], faded._accepted[i] = seen * share, self._accepted[i] * share
+        faded._expected = list(self._expected)
+        return faded
+
     def pack(self) -> bytes:
         return self._FORMAT.pack(*self._accepted, *self._seen, *self._expected)
 
@@ -273,11 +282,14 @@ class DraftLength:
         self._calibrations = calibrations
         self._seq_id = seq_id
 
-    def opens(self, drafter: str) -> bool:
-        """Is a draft by `drafter` worth a try?"""
+    def opens(self, drafter: str, confidence: float | None = None) -> bool:
+        """Is a draft by `drafter` worth a try? `confidence` is that of its first token, where it is known before."""
         self._drafter, self._calibration = drafter, self._calibrations[drafter]
         self._p_all, self._probabilities = 1.0, list[float]()
-        return self._wants()
+        if confidence is None:
+            return self._wants()
+        p = self._calibration.probability(0, confidence)
+        return self._policy.wants(self._seq_id, 0, 1.0, p, drafter)
 
     def goes_on(self, confidence: float) -> bool:
         """A token was drafted with that confidence, 0 to 1: is another one worth drafting?"""

@@ -13,9 +13,10 @@ from typing import Protocol
 import httpx
 from rich.console import Console
 
-from eval import acceptance, fidelity, transfer
+from eval import acceptance, transfer
 from eval.bench import command as bench
 from eval.client import ServerError
+from eval.fidelity import command as fidelity
 from eval.server import ServerDied
 
 

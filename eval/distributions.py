@@ -32,7 +32,9 @@ def compare(ours: Counter[Hashable], plain: Counter[Hashable]) -> Comparison:
     n, m = ours.total(), plain.total()
     if not n or not m:
         raise ValueError("no texts to compare")
-    pairs = [(ours[text], plain[text]) for text in {*ours, *plain}]
+    # In an order that does not know which side said what: small cells are merged along it.
+    texts = sorted({*ours, *plain}, key=lambda text: (-ours[text] - plain[text], repr(text)))
+    pairs = [(ours[text], plain[text]) for text in texts]
     variation = 0.5 * sum(abs(a / n - b / m) for a, b in pairs)
     shares = [(a + b) / (n + m) for a, b in pairs]
     expected = sum(math.sqrt(s * (1.0 - s) * (1.0 / n + 1.0 / m) / (2.0 * math.pi)) for s in shares)
@@ -44,12 +46,10 @@ def compare(ours: Counter[Hashable], plain: Counter[Hashable]) -> Comparison:
 
 
 def _merged(pairs: list[tuple[int, int]], n: int, m: int) -> list[tuple[int, int]]:
-    """Cells that expect enough in both lots; the rest, which are many and small, as few cells of that
-    size.
-    """
+    """Cells that expect enough in both lots; of `pairs`, which descend, small ones are added up."""
     cells: list[tuple[int, int]] = []
     a_open = b_open = 0
-    for a, b in sorted(pairs, key=lambda pair: (sum(pair), pair), reverse=True):
+    for a, b in pairs:
         a_open, b_open = a_open + a, b_open + b
         if (a_open + b_open) * min(n, m) / (n + m) >= _LEAST:
             cells.append((a_open, b_open))

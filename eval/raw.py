@@ -1,4 +1,4 @@
-"""What the machine itself takes for the same bytes: a plain write, a plain read, a copy in memory; and a process's memory."""
+"""What the machine takes for the same bytes: a plain write, a plain read, a copy; and the memory of a process."""
 
 from __future__ import annotations
 

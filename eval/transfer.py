@@ -1,4 +1,4 @@
-"""`python -m eval transfer`: what a save and a restore cost, against the same bytes written, read and copied plainly."""
+"""`python -m eval transfer`: what a save and a restore cost, against the same bytes written and read plainly."""
 
 from __future__ import annotations
 

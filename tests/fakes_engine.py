@@ -132,6 +132,9 @@ class ScriptedDrafter:
     def prompt_tokens(self, seq_id: int) -> int:
         return 0
 
+    def set_threads(self, n_threads: int) -> None:
+        pass
+
     def close(self) -> None:
         self._held.clear()
 

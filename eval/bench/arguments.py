@@ -20,6 +20,14 @@ _START_SHARE = 0.15  # of --minutes, for starting servers and warming up
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_contestants(parser)
+    _add_amounts(parser)
+    _add_surroundings(parser)
+    _add_outputs(parser)
+    parser.epilog = "What follows -- goes to every server that is started."
+
+
+def _add_contestants(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     peer = parser.add_mutually_exclusive_group()
     peer.add_argument("--peer", metavar="PATH", help="a llama-server binary, or a command, to compare with")
@@ -28,13 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", type=Path, help="target (default: SmolLM2-135M-Instruct)")
     add("--draft", type=Path, default=models.DRAFTER, help="draft model (default: the packaged)")
     add("--config", type=configs.parse, action="append", metavar="[SIDE:]NAME[=FLAGS]", help=_config_help())
-    add("--workload", choices=WORKLOADS, action="append", help="repeatable (default: all five)")
-    add("--clients", type=_numbers, default=(1, 8), metavar="N,...", help="at once (default: 1,8)")
-    add("--rounds", type=_positive, default=8, help="paired rounds, each with other prompts (default: 8)")
-    add("--minutes", type=float, metavar="M", help="stop before M minutes, after a whole round")
-    add("--max-tokens", type=_positive, help="tokens of each answer (default: 128)")
-    add("--warmup", type=_positive, default=64, help="tokens before the first round (default: 64)")
-    add("--quick", action="store_true", help="five minutes: off, default, adaptive; 8 clients on chat only")
     add(
         "--sweep",
         nargs="?",
@@ -42,15 +43,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FLAGS",
         help=f"fixed lengths 0 to 8 for both, and adaptive; {{n}} is the length (default: {configs.SWEEP!r})",
     )
-    add(
-        "--compare",
-        type=_pair,
-        action="append",
-        default=[],
-        metavar="A/B",
-        help="one more ratio of the table",
-    )
     add("--bare", action="store_true", help="with one client, a loop of llama_decode and argmax takes part")
+
+
+def _add_amounts(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--workload", choices=WORKLOADS, action="append", help="repeatable (default: all five)")
+    add("--clients", type=_numbers, default=(1, 8), metavar="N,...", help="at once (default: 1,8)")
+    add("--rounds", type=_positive, default=8, help="paired rounds, each with other prompts (default: 8)")
+    add("--minutes", type=float, metavar="M", help="stop before M minutes, after a whole round")
+    add("--max-tokens", type=_positive, help="tokens of each answer (default: 128)")
+    add("--warmup", type=_positive, default=64, help="tokens before the first round (default: 64)")
+    add("--quick", action="store_true", help="five minutes: off, default, adaptive; 8 clients on chat only")
+    add("--timeout", type=float, default=180.0, metavar="S", help="for one request (default: 180)")
+    add("--seed", type=int, default=0, help="of the order of contestants (default: 0)")
+
+
+def _add_surroundings(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "--neighbour",
         type=int,
@@ -67,13 +77,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ours-env", type=_setting, action="append", default=[], metavar="K=V", help="for our servers")
     add("--peer-env", type=_setting, action="append", default=[], metavar="K=V", help="for the peer's")
     add("--bare-env", type=_setting, action="append", default=[], metavar="K=V", help="for the bare loop")
-    add("--timeout", type=float, default=180.0, metavar="S", help="for one request (default: 180)")
-    add("--seed", type=int, default=0, help="of the order of contestants (default: 0)")
+
+
+def _add_outputs(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--compare",
+        type=_pair,
+        action="append",
+        default=[],
+        metavar="A/B",
+        help="one more ratio of the table",
+    )
     add("--json", type=Path, metavar="FILE", help="write every sample there")
     add("--markdown", type=Path, metavar="FILE", help="write the tables there")
     add("--charts", type=Path, metavar="DIR", help="write charts there, as PNG")
     add("--logs", type=Path, metavar="DIR", help="keep the servers' logs there")
-    parser.epilog = "What follows -- goes to every server that is started."
 
 
 def _config_help() -> str:

@@ -34,8 +34,8 @@ class Config:
         return any("draft-simple" in flag for flag in self.flags)
 
 
-def _drafting(types: str, n_max: int, *more: str) -> tuple[str, ...]:
-    return "--spec-type", types, "--spec-draft-n-max", str(n_max), "--spec-draft-p-min", "0", *more
+def _drafting(types: str, n_max: int) -> tuple[str, ...]:
+    return "--spec-type", types, "--spec-draft-n-max", str(n_max), "--spec-draft-p-min", "0"
 
 
 _ADAPTIVE = "--spec-adaptive", "on"
@@ -46,14 +46,14 @@ PRESETS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fixed8": dict.fromkeys((OURS, PEER), _drafting("draft-simple", 8)),
     # Whatever the peer does when it is only told to draft.
     "default": {PEER: ("--spec-type", "draft-simple")},
-    "adaptive": {OURS: _drafting("draft-simple", 8, *_ADAPTIVE)},
+    "adaptive": {OURS: ("--spec-type", "draft-simple", *_ADAPTIVE)},
     "ngram-simple": dict.fromkeys((OURS, PEER), ("--spec-type", "ngram-simple")),
     "ngram-mod": dict.fromkeys((OURS, PEER), ("--spec-type", "ngram-mod")),
     "chain": dict.fromkeys((OURS, PEER), _drafting("ngram-simple,draft-simple", 4)),
     "adaptive-ngram": {OURS: ("--spec-type", "ngram-simple", *_ADAPTIVE)},
-    "adaptive-chain": {OURS: _drafting("ngram-simple,draft-simple", 8, *_ADAPTIVE)},
+    "adaptive-chain": {OURS: ("--spec-type", "ngram-simple,draft-simple", *_ADAPTIVE)},
     "mtp": dict.fromkeys((OURS, PEER), _drafting("draft-mtp", 2)),
-    "adaptive-mtp": {OURS: _drafting("draft-mtp", 8, *_ADAPTIVE)},
+    "adaptive-mtp": {OURS: ("--spec-type", "draft-mtp", *_ADAPTIVE)},
 }
 
 

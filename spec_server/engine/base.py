@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 DEFAULT_OWNER = "default"
 
@@ -73,7 +73,8 @@ class Timings:
     n_decodes: int = 0  # target decodes that took part in this request's generation
     accepted_per_pos: tuple[int, ...] = ()
     draft_prompt_n: int = 0  # prompt tokens that the drafter itself processed
-    drafters: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    # by name: drafts, drafted, accepted, mean_length (1 + accepted / drafts), draft_ms, accepted_per_pos
+    drafters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     cache_kind: Literal["prefix", "checkpoint", "none"] = "none"
     n_checkpoint: int = 0  # tokens of the checkpoint that was applied
 

@@ -78,6 +78,7 @@ class MatchSampler:
     """
 
     chain: SamplerChain
+    n_vocab: int
     seed: int
     n_history: int
     is_coupled: bool
@@ -98,7 +99,9 @@ class _CoupledDrafting:
     is_greedy: bool = False
 
     def draw(self, logits: Floats, drafted: Sequence[int]) -> tuple[int, Distribution | None]:
-        q = self.sampler.chain.apply(logits, _past(self.sampler, self.history, drafted))
+        q = self.sampler.chain.apply(
+            _fitting(logits, self.sampler.n_vocab), _past(self.sampler, self.history, drafted)
+        )
         return verify.race(q, self.sampler.seed, self.position + len(drafted)), None
 
 
@@ -107,6 +110,7 @@ class AcceptSampler:
     """Speculative sampling: drafted tokens stand with a probability, and what is missing is drawn."""
 
     chain: SamplerChain
+    n_vocab: int
     seed: int
     n_history: int
     accept: Accept
@@ -131,7 +135,9 @@ class _KeyedDrafting:
     is_greedy: bool = False
 
     def draw(self, logits: Floats, drafted: Sequence[int]) -> tuple[int, Distribution | None]:
-        q = self.sampler.chain.apply(logits, _past(self.sampler, self.history, drafted))
+        q = self.sampler.chain.apply(
+            _fitting(logits, self.sampler.n_vocab), _past(self.sampler, self.history, drafted)
+        )
         number = verify.draft_number(self.sampler.seed, self.position, len(drafted))
         return verify.draw(q, number), q
 
@@ -148,6 +154,14 @@ def _rows(
         return known[i]
 
     return row
+
+
+def _fitting(logits: Floats, n_vocab: int) -> Floats:
+    """A draft model's row as one of the target's vocabulary: some models' files differ in tokens that never come."""
+    if len(logits) == n_vocab:
+        return logits
+    missing = np.full(max(0, n_vocab - len(logits)), -np.inf, dtype=np.float32)
+    return np.concatenate([logits[:n_vocab], missing])
 
 
 def _past(sampler: MatchSampler | AcceptSampler, history: Ints, drafted: Sequence[int]) -> Ints:
@@ -186,5 +200,5 @@ def make_sampler(
         n_history = params.repeat_last_n if params.repeat_last_n >= 0 else MAX_HISTORY
     seed = secrets.randbits(32) if params.seed is None else params.seed
     if rule == "exact-match" or params.seed is not None:
-        return MatchSampler(chain, seed, n_history, is_coupled=rule != "exact-match")
-    return AcceptSampler(chain, seed, n_history, _ACCEPT[rule])
+        return MatchSampler(chain, n_vocab, seed, n_history, is_coupled=rule != "exact-match")
+    return AcceptSampler(chain, n_vocab, seed, n_history, _ACCEPT[rule])

@@ -22,5 +22,9 @@ class Scratch:
             self._bytes[::_PAGE] = 0
         return self._bytes.data[:n_bytes]
 
+    @property
+    def n_bytes(self) -> int:
+        return len(self._bytes)
+
     def release(self) -> None:
         self._bytes = np.empty(0, np.uint8)

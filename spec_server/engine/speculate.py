@@ -75,7 +75,7 @@ class Speculation:
             for i in wanting:
                 task = slots[i].task
                 assert task is not None
-                task.draft_ns += spent
+                task.count_drafting(drafts[i].drafter, spent)
         return drafts
 
     def add(self, batch: Batch, slots: Sequence[Slot], drafts: Sequence[Draft]) -> list[Round]:
@@ -123,7 +123,7 @@ class Speculation:
         assert task is not None
         n_tokens = len(slot.tokens)
         wanted = task.request.speculative
-        n_max = self._drafter.n_max if wanted.n_max is None else wanted.n_max
+        n_max = self._n_max if wanted.n_max is None else min(wanted.n_max, self._n_max)
         # What the target lacks takes the draft's place, so that a batch never grows past a token and a draft.
         n_max -= len(self._lacking(slot))
         # The round's own token needs no cell and counts as one, so a draft may fill all but that.

@@ -63,6 +63,9 @@ class Stats:
         self.accepted_per_pos.extend([0] * max(0, grow))
         for i, n in enumerate(timings.accepted_per_pos):
             self.accepted_per_pos[i] += n
+        for name, counts in timings.drafters.items():
+            for what in ("drafts", "drafted", "accepted"):
+                self.events[f'spec_drafter_{what}_total{{drafter="{name}"}}'] += counts[what]
 
     def overhead_per_slot(self) -> tuple[float, float]:
         """Median microseconds of a step outside llama_decode per active slot: (as is, less 60 per drafted token)."""

@@ -28,6 +28,8 @@ _BY_KIND: dict[type[stored.SlotFileError], type[EngineError]] = {
     stored.Forbidden: StorageForbidden,
     stored.NoSpace: StorageFull,
     stored.StorageFailed: StorageFailed,
+    stored.FactsTooLarge: StorageFailed,
+    stored.TooManyCheckpoints: StorageFailed,
 }
 
 

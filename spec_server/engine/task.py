@@ -29,6 +29,24 @@ class DrafterCount:
     drafts: int = 0
     drafted: int = 0
     accepted: int = 0
+    ns: int = 0  # of the proposals that it answered
+    accepted_per_pos: list[int] = field(default_factory=list)
+
+    def add(self, n_drafted: int, n_accepted: int) -> None:
+        self.drafts += 1
+        self.drafted += n_drafted
+        self.accepted += n_accepted
+        count_positions(self.accepted_per_pos, n_accepted)
+
+    def report(self) -> dict[str, float | tuple[int, ...]]:
+        return {
+            "drafts": self.drafts,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "mean_length": 1 + self.accepted / max(1, self.drafts),
+            "draft_ms": self.ns / 1e6,
+            "accepted_per_pos": tuple(self.accepted_per_pos),
+        }
 
 
 @dataclass(slots=True)
@@ -71,15 +89,14 @@ class Task:
         return min(room, self.request.max_tokens - self.n_predicted)
 
     def count_draft(self, drafter: str, n_drafted: int, n_accepted: int) -> None:
-        count = self.drafters.setdefault(drafter, DrafterCount())
-        count.drafts += 1
-        count.drafted += n_drafted
-        count.accepted += n_accepted
-        per_pos = self.accepted_per_pos
-        if len(per_pos) < n_accepted:
-            per_pos.extend([0] * (n_accepted - len(per_pos)))
-        for i in range(n_accepted):
-            per_pos[i] += 1
+        self.drafters.setdefault(drafter, DrafterCount()).add(n_drafted, n_accepted)
+        count_positions(self.accepted_per_pos, n_accepted)
+
+    def count_drafting(self, drafter: str, ns: int) -> None:
+        """Time spent on a proposal; `drafter` is whose draft it became, "" where it stayed empty."""
+        self.draft_ns += ns
+        if drafter:
+            self.drafters.setdefault(drafter, DrafterCount()).ns += ns
 
     def finished(
         self, id_slot: int, stop_type: Literal["eos", "word", "limit"], truncated: bool, draft_prompt_n: int
@@ -99,10 +116,7 @@ class Task:
             n_decodes=self.n_decodes,
             accepted_per_pos=tuple(self.accepted_per_pos),
             draft_prompt_n=draft_prompt_n,
-            drafters={
-                name: {"drafts": d.drafts, "drafted": d.drafted, "accepted": d.accepted}
-                for name, d in self.drafters.items()
-            },
+            drafters={name: d.report() for name, d in self.drafters.items()},
             cache_kind=self.cache_kind,
             n_checkpoint=self.n_checkpoint,
         )
@@ -117,3 +131,9 @@ class Task:
             timings=timings,
             trace=tuple(self.trace),
         )
+
+
+def count_positions(per_pos: list[int], n_accepted: int) -> None:
+    per_pos.extend([0] * (n_accepted - len(per_pos)))
+    for i in range(n_accepted):
+        per_pos[i] += 1

@@ -131,7 +131,7 @@ def check(state: memoryview, form: StateForm, magic: bytes, n_tokens: int, *, pa
         if is_attention:
             is_whole = at == HEAD_BYTES and not (form.is_windowed and len(parts) == 1)
             _check_cells(state, at, form.cell_bytes, n_tokens, is_whole)
-        elif struct.unpack_from("<IiI", state, at) != (1, n_tokens - 1, 0):
+        elif state[at : at + 3 * WORD] != struct.pack("<IiI", 1, n_tokens - 1, 0):
             raise StateError(f"a recurrent state that does not stand at {n_tokens} tokens")
 
 

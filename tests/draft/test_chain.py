@@ -39,12 +39,21 @@ def test_the_first_draft_is_taken_and_each_is_counted_apart() -> None:
             parts = t.timings.drafters.values()
             assert sum(d["drafts"] for d in parts) == t.timings.n_drafts
             assert sum(d["drafted"] for d in parts) == t.timings.draft_n
+            assert all(sum(d["accepted_per_pos"]) == d["accepted"] for d in parts)
+            assert all(d["mean_length"] == 1 + d["accepted"] / d["drafts"] for d in parts)
+            assert 0 < sum(d["draft_ms"] for d in parts) <= t.timings.draft_ms
             assert sum(d["accepted"] for d in parts) == t.timings.draft_n_accepted
             assert sum(t.timings.accepted_per_pos) == t.timings.draft_n_accepted
+        counted = {k: v for k, v in core.stats.events.items() if k.startswith("spec_drafter_accepted_total")}
+        assert set(counted) == {f'spec_drafter_accepted_total{{drafter="{name}"}}' for name in THREE.types}
+        assert sum(counted.values()) == core.stats.n_accepted
 
 
 def test_order_is_the_order_of_trial() -> None:
-    for types, first in ((("ngram-simple", "draft-mtp"), "ngram-simple"), (("draft-mtp", "ngram-simple"), "draft-mtp")):
+    for types, first in (
+        (("ngram-simple", "draft-mtp"), "ngram-simple"),
+        (("draft-mtp", "ngram-simple"), "draft-mtp"),
+    ):
         kind = Kind(types)
         with drafting(kind) as core:
             text = repeating(kind)
@@ -92,7 +101,7 @@ def test_the_state_of_a_member_that_does_not_fit_is_dropped_alone() -> None:
         assert chain.unfit(fit, len(tokens), len(state.context), len(state.spec)) is None
         left_out = chain.apply(0, state, tokens, partial=False)
         assert left_out.startswith("draft-mtp: type_k: stored f16, running q8_0")
-        head, = (m for m in chain.members if m.name == "draft-mtp")
+        (head,) = (m for m in chain.members if m.name == "draft-mtp")
         assert head.n_tokens(0) == 0
         assert chain.n_tokens(0) == len(tokens)
     with drafting(Kind(("draft-mtp", "ngram-simple"))) as core:
@@ -148,7 +157,9 @@ def test_lengths_are_checked(parts: list[tuple[bytes, bytes, bytes]], cut: int) 
             _unpack(damaged)
 
 
-@pytest.mark.parametrize("types", [["draft-mtp", "draft-mtp"], ["none", "draft-mtp"], ["draft-simple"], ["eagle"]])
+@pytest.mark.parametrize(
+    "types", [["draft-mtp", "draft-mtp"], ["none", "draft-mtp"], ["draft-simple"], ["eagle"]]
+)
 def test_chains_that_make_no_sense_are_refused(types: list[str]) -> None:
     model = model_of(HYBRID, True)
     target = LlamaContext(model, n_ctx=256, expose_hidden=True)

@@ -11,7 +11,18 @@ from draft.draft_model import check_vocabulary
 from draft.registry import DraftSetupError
 from spec_server.runtime.model import Model
 from tests.draft.setups import RECURRENT, Kind, drafting, prompts, repeating
-from tests.engine.harness import DRAFT, HYBRID, WINDOW, Prompt, filler, greedy, model_of, request, run, smollm2
+from tests.engine.harness import (
+    DRAFT,
+    HYBRID,
+    WINDOW,
+    Prompt,
+    filler,
+    greedy,
+    model_of,
+    request,
+    run,
+    smollm2,
+)
 
 SELF = Kind(("draft-simple",), HYBRID, HYBRID)
 FOREIGN = Kind(("draft-simple",), HYBRID, WINDOW, n_rs_seq=7)
@@ -151,7 +162,10 @@ def _p_min(p_min: float) -> object:
 @pytest.mark.parametrize("path", [HYBRID, WINDOW])
 def test_another_vocabulary_is_refused_with_the_first_difference(path: object) -> None:
     target, draft = model_of(path), Model(DRAFT)  # type: ignore[arg-type]
-    with draft, pytest.raises(DraftSetupError, match=r"vocabulary does not fit the target's: .*target .*draft"):
+    with (
+        draft,
+        pytest.raises(DraftSetupError, match=r"vocabulary does not fit the target's: .*target .*draft"),
+    ):
         check_vocabulary(target, draft)
 
 

@@ -34,7 +34,9 @@ def mod(n: int = 3, n_min: int = 0, n_max: int = 8, slots: int = 1, bits: int = 
     return NgramModDrafter(slots, n_match=n, n_min=n_min, n_max=n_max, end=END, n_vocab=100, pool_bits=bits)
 
 
-def ask(drafter: NgramSimpleDrafter | NgramModDrafter, text: list[int], seq_id: int = 0, **fields: object) -> list[int]:
+def ask(
+    drafter: NgramSimpleDrafter | NgramModDrafter, text: list[int], seq_id: int = 0, **fields: object
+) -> list[int]:
     """The draft behind `text`, whose last token is in no context yet."""
     values: dict[str, object] = {"n_max": drafter.n_max, **fields}
     (draft,) = drafter.propose([DraftRequest(seq_id, ints(text[:-1]), text[-1], **values)])  # type: ignore[arg-type]
@@ -133,7 +135,9 @@ def test_a_pool_token_seen_once_is_below_a_high_p_min() -> None:
 
 
 @pytest.mark.parametrize(("n_min", "n_max", "n"), [(4, 8, 4), (5, 8, 0), (8, 3, 3), (8, 4, 4)])
-def test_a_short_draft_of_ngram_mod_is_not_used_unless_no_more_was_asked(n_min: int, n_max: int, n: int) -> None:
+def test_a_short_draft_of_ngram_mod_is_not_used_unless_no_more_was_asked(
+    n_min: int, n_max: int, n: int
+) -> None:
     drafter = mod(3, n_min=n_min, slots=2)
     read(drafter, [1, 2, 3, 4, 5, 6, 7], 0)  # the pool knows four tokens behind 1, 2, 3
     read(drafter, [9, 9], 1)

@@ -51,7 +51,9 @@ async def first(server: Server, kind: Kind, index: int, id_slot: int) -> Turn:
 
 async def second(server: Server, kind: Kind, index: int, answer: Turn, id_slot: int) -> Turn:
     model = model_of(kind.path)
-    more = model.tokenize("<|im_end|>\n<|im_start|>user\nGo on, please.<|im_end|>\n<|im_start|>assistant\n", False, True)
+    more = model.tokenize(
+        "<|im_end|>\n<|im_start|>user\nGo on, please.<|im_end|>\n<|im_start|>assistant\n", False, True
+    )
     text = (*conversation(kind, index).tokens, *answer.tokens, *more)
     return await server.ask(request(text, N, id_slot=id_slot))
 

@@ -56,7 +56,8 @@ def save(context: object, path: str, words: list[int]) -> int:
 
 
 def load(context: object, path: str) -> tuple[int, list[int]]:
-    room = struct.unpack("<I", open(path, "rb").read(12)[8:])[0]
+    with open(path, "rb") as file:
+        room = struct.unpack("<8xI", file.read(12))[0]
     array = (ctypes.c_int * room)()
     count = ctypes.c_size_t(0)
     n_read: int = lib.llama_state_seq_load_file(context, path.encode(), 0, array, room, ctypes.byref(count))

@@ -170,7 +170,7 @@ def test_a_truncated_file_is_refused_and_the_slot_stays(
 def test_a_file_cut_off_in_its_draft_block_restores_its_target_and_says_so(
     double: Served, slot_dir: Path, whole: Path
 ) -> None:
-    """Everything before the block is whole; no footer is left, so nothing of it is verified, and the answer says that."""
+    """No footer is left, so nothing of it is verified, and the answer says that too."""
     double.restore(0, "whole.bin")
     live = double.ask([*prompt_of(double, 30, skip=9), *([500] * 5)], 24, 0, ignore_eos=True)
     (slot_dir / "cut.bin").write_bytes(whole.read_bytes()[: int(0.8 * whole.stat().st_size)])

@@ -13,11 +13,15 @@ import httpx
 import pytest
 
 from tests.e2e.conftest import Start
-from tests.e2e.rounding import MAX_GAP, Parting, Shape, first_difference, judge_all, judged, opened, replay
+from tests.e2e.rounding import Parting, Shape, first_difference, judge_all, judged, opened, replay
 from tests.e2e.served import PAIRS, Answer, Served, answer_of, body_of, flags, until
 from tests.e2e.texts import chat_prompts, prompt_of
 
 SLOTS = 4
+# How many answers part depends on who shared batches with whom, so on the clock. That each parting is rounding is
+# proven by a replay of all slots; the share only tells a crowd from a collapse. In a unified cache logits move as
+# soon as another slot holds cells, and most answers part sooner or later.
+CROWD_SHARE = {"-no-kvu": 0.5, "-kvu": 1.0}
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +97,8 @@ def partings(single: Sequence[Answer], crowd: Sequence[Answer], shape: Shape) ->
 # -- equal answers
 
 
-def compared(server: Served, shape: Shape, prompts: Sequence[Sequence[int]], n: int) -> str:
+def compared(server: Served, shape: Shape, n: int) -> str:
+    prompts = [prompt for prompt in chat_prompts(server, 14) if len(prompt) < 110][:8]
     single = alone(server, prompts, n)
     crowd = at_once([lambda p=prompt: streamed(server, p, n) for prompt in prompts])
     assert [len(answer.tokens) for answer in crowd] == [n] * len(prompts)
@@ -102,25 +107,28 @@ def compared(server: Served, shape: Shape, prompts: Sequence[Sequence[int]], n: 
     for one, other in zip(single, crowd, strict=True):
         if one.tokens == other.tokens:
             assert one.text == other.text
-    return judge_all(partings(single, crowd, shape))
+    return judge_all(partings(single, crowd, shape), CROWD_SHARE["-kvu" if shape.unified else "-no-kvu"])
 
 
-@pytest.mark.parametrize("switch", ["-no-kvu", "-kvu"])
+@pytest.mark.parametrize("switch", CROWD_SHARE)
 def test_eight_streaming_clients_get_the_answers_that_one_client_gets(
     start_server: Start, switch: str
 ) -> None:
     server = start_server(flags("self", switch, slots=SLOTS))
     shape = Shape(PAIRS["self"][0], slots=SLOTS, unified=switch == "-kvu")
-    print(compared(server, shape, [p for p in chat_prompts(server, 14) if len(p) < 110][:8], 64))
+    print(compared(server, shape, 64))
     server.stop()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_eight_clients_of_a_big_target_get_the_answers_that_one_client_gets(start_server: Start) -> None:
-    server = start_server(flags("real", slots=SLOTS))
-    shape = Shape(PAIRS["real"][0], slots=SLOTS)
-    print(compared(server, shape, [p for p in chat_prompts(server, 14) if len(p) < 110][:8], 48))
+@pytest.mark.parametrize("switch", CROWD_SHARE)
+def test_eight_clients_of_a_big_target_get_the_answers_that_one_client_gets(
+    start_server: Start, switch: str
+) -> None:
+    server = start_server(flags("real", switch, slots=SLOTS))
+    shape = Shape(PAIRS["real"][0], slots=SLOTS, unified=switch == "-kvu")
+    print(compared(server, shape, 32))
     server.stop()
 
 
@@ -134,7 +142,7 @@ def test_three_rounds_of_streams_and_whole_answers_at_once_all_end_well(quick: S
         jobs = [lambda p=prompt: streamed(quick, p, 32) for prompt in prompts[:8]]
         jobs += [lambda p=prompt: quick.ask(p, 32, -1, ignore_eos=True) for prompt in prompts[8:]]
         found += partings(single, at_once(jobs), shape)
-    print(judge_all(found), "gaps up to", MAX_GAP)
+    print(judge_all(found, CROWD_SHARE["-no-kvu"]))
     assert quick.get("/health") == {"status": "ok"}
     assert len(quick.ask(prompts[0], 4, ignore_eos=True).tokens) == 4
 
@@ -148,9 +156,9 @@ class Gone:
     def __init__(self, server: Served, path: str, body: dict[str, object]) -> None:
         host, port = server.base_url.removeprefix("http://").split(":")
         data = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+        lines = (f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(data)}", "", "")
         self.socket = socket.create_connection((host, int(port)), timeout=30)
-        self.socket.sendall(head.encode() + data)
+        self.socket.sendall("\r\n".join(lines).encode() + data)
         self.received = b""
 
     def wait_for(self, n_events: int) -> None:

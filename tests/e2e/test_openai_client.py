@@ -68,7 +68,9 @@ def test_a_stream_gives_the_same_text_and_ends_with_usage(client: openai.OpenAI,
 
 def test_without_include_usage_no_chunk_has_usage(client: openai.OpenAI, model: str) -> None:
     chunks = list(
-        client.chat.completions.create(model=model, messages=MESSAGES, max_tokens=4, temperature=0, stream=True)
+        client.chat.completions.create(
+            model=model, messages=MESSAGES, max_tokens=4, temperature=0, stream=True
+        )
     )
     assert all(chunk.usage is None and chunk.choices for chunk in chunks)
 
@@ -114,16 +116,28 @@ def test_a_stop_string_ends_the_answer(client: openai.OpenAI, model: str) -> Non
     ],
 )
 def test_errors_arrive_as_the_client_s_own(
-    client: openai.OpenAI, model: str, stream: bool, fields: dict[str, object], error: type[Exception], word: str
+    client: openai.OpenAI,
+    model: str,
+    stream: bool,
+    fields: dict[str, object],
+    error: type[Exception],
+    word: str,
 ) -> None:
     body = {"model": model, "messages": MESSAGES, "max_tokens": 4, **fields}
     with pytest.raises(error, match=word):
         client.chat.completions.create(**body, stream=stream)
 
 
-def test_a_client_that_closes_its_stream_frees_the_slot(client: openai.OpenAI, model: str, real: Served) -> None:
+def test_a_client_that_closes_its_stream_frees_the_slot(
+    client: openai.OpenAI, model: str, real: Served
+) -> None:
     stream = client.chat.completions.create(
-        model=model, messages=MESSAGES, max_tokens=1500, temperature=0, stream=True, extra_body={"ignore_eos": True}
+        model=model,
+        messages=MESSAGES,
+        max_tokens=1500,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
     )
     for _, chunk in zip(range(3), stream, strict=False):
         assert chunk.choices

@@ -35,7 +35,9 @@ def starting(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     assert process.wait(10) == 0
 
 
-def test_health_is_200_only_when_a_request_can_be_served(starting: tuple[str, subprocess.Popen[bytes]]) -> None:
+def test_health_is_200_only_when_a_request_can_be_served(
+    starting: tuple[str, subprocess.Popen[bytes]],
+) -> None:
     url, process = starting
     refused: list[httpx.Response] = []
     deadline = time.monotonic() + 60

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from eval.models import CHAT_PROMPTS
 from tests.e2e.served import Answer, Served
 
-FOLLOW_UP = "<|im_end|>\n<|im_start|>user\nTell me more about the second point, please.<|im_end|>\n<|im_start|>assistant\n"
+FOLLOW_UP = (
+    "<|im_end|>\n<|im_start|>user\nTell me more about the second point, please."
+    "<|im_end|>\n<|im_start|>assistant\n"
+)
 OTHER_TURN = (
     " No, wait.<|im_end|>\n<|im_start|>user\nSay it in other words.<|im_end|>\n<|im_start|>assistant\n"
 )

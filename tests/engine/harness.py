@@ -19,6 +19,7 @@ import numpy as np
 
 from draft.base import Drafter
 from draft.none import NoDrafter
+from draft.registry import DrafterSetup, make_drafter
 from persistence.snapshot import ModelIdentity
 from persistence.store import DirectoryStore
 from spec_server.engine.base import (
@@ -63,6 +64,16 @@ def smollm2() -> Path:
 
 def no_drafter(model: Model, target: LlamaContext) -> Drafter:
     return NoDrafter()
+
+
+def mtp(n_max: int) -> DrafterFactory:
+    """The target's own MTP head; the Setup needs load_mtp and expose_hidden."""
+
+    def make(model: Model, target: LlamaContext) -> Drafter:
+        setup = DrafterSetup(model, target, n_max, n_ctx=target.n_ctx, n_ubatch=target.n_ubatch)
+        return make_drafter(["draft-mtp"], setup)
+
+    return make
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 
 from spec_server.engine.base import SpeculativeParams
 from spec_server.runtime.batch import Batch
-from spec_server.runtime.llama_context import LlamaContext
+from spec_server.runtime.context import Context
 from tests.engine.harness import (
     HYBRID,
     WINDOW,
@@ -23,6 +23,7 @@ from tests.engine.harness import (
     filler,
     greedy,
     model_of,
+    mtp,
     request,
     run,
 )
@@ -97,6 +98,20 @@ def test_greedy_text_is_that_without_drafts_on_20_prompts_at_every_length(setup:
     compare(setup, plan, talks(setup.path), LENGTHS)
 
 
+@pytest.mark.parametrize("n_rs_seq", [0, 3])
+def test_the_models_own_head_is_taken_back_with_it(n_rs_seq: int) -> None:
+    """The head's rows come from the target's batches, replayed tokens or not."""
+    setup = Setup(HYBRID, n_ubatch=128, n_rs_seq=n_rs_seq, load_mtp=True, expose_hidden=True)
+    known = answers(HYBRID, 128)
+    rates = []
+    with core_of(setup.but(n_max=3, drafter=mtp(3))) as core:
+        for prompt in talks(HYBRID)[:6]:
+            turn = run(core, request(prompt, ANSWER))[0]
+            assert turn.tokens == known[prompt.tokens][:ANSWER]
+            rates.append(turn.timings.draft_n_accepted / turn.timings.draft_n)
+    assert sum(rates) / len(rates) > 0.6
+
+
 @pytest.mark.parametrize("kv_unified", [False, True], ids=["streams", "unified"])
 @pytest.mark.parametrize("plan", ["wrong", "mixed"])
 def test_several_slots_are_taken_back_each_to_its_own_tip(setup: Setup, plan: str, kv_unified: bool) -> None:
@@ -126,7 +141,7 @@ def test_several_slots_are_taken_back_each_to_its_own_tip(setup: Setup, plan: st
             assert float(np.abs(rows[0] - rows[1]).max()) < 1.0
 
 
-def next_logits(target: LlamaContext, id_slot: int, tokens: list[int]) -> np.ndarray:
+def next_logits(target: Context, id_slot: int, tokens: list[int]) -> np.ndarray:
     batch = Batch(1)
     batch.add(id_slot, tokens[:1], len(tokens), output="last")
     target.decode(batch)
@@ -168,6 +183,20 @@ def test_the_longest_draft_is_never_passed_by_what_is_replayed() -> None:
         core.target.decode = watched  # type: ignore[method-assign]
         run(core, request(talks(HYBRID)[0], ANSWER))
     assert max(sizes) == 4
+
+
+def test_no_draft_is_longer_than_what_can_be_taken_back() -> None:
+    """Whatever the drafter could and the request wants."""
+    setup = Setup(HYBRID, n_ubatch=128, n_rs_seq=4)
+    prompt = talks(HYBRID)[0]
+    plan = plan_of("wrong", setup)
+    with core_of(setup.but(drafter=scripted(plan, 100))) as core:
+        asked = request(prompt, ANSWER, speculative=SpeculativeParams(n_max=64), trace=True)
+        turn = run(core, asked)[0]
+        drafts = [r["draft"] for r in turn.finished.trace]
+        assert turn.tokens == answers(HYBRID, 128)[prompt.tokens][:ANSWER]
+        assert max(len(d) for d in drafts if isinstance(d, list)) == 4
+        assert core.target.n_decodes <= ANSWER + 5
 
 
 @pytest.mark.slow

@@ -17,8 +17,8 @@ from spec_server.engine.core import EngineCore
 from spec_server.engine.slot import SlotState
 from spec_server.runtime import _native
 from spec_server.runtime.batch import Batch
+from spec_server.runtime.context import Context
 from spec_server.runtime.errors import LlamaError, RewindError
-from spec_server.runtime.llama_context import LlamaContext
 from tests.engine.harness import (
     HYBRID,
     WINDOW,
@@ -146,7 +146,7 @@ def test_a_copy_by_state_has_the_same_prefix_floor(kind: str, n_tokens: int) -> 
         np.testing.assert_allclose(rows[0], rows[1], atol=0.5)
 
 
-def logits_after(target: LlamaContext, n_tokens: int, token: int) -> np.ndarray:
+def logits_after(target: Context, n_tokens: int, token: int) -> np.ndarray:
     batch = Batch(8)
     batch.add(0, [token], n_tokens, output="last")
     target.decode(batch)
@@ -350,7 +350,7 @@ def test_a_rewind_below_the_floor_is_never_asked_for(setup: Setup, monkeypatch: 
         always_wrong({prompt.tokens: said}, model.n_vocab),
     ):
         with core_of(setup.but(n_max=4, drafter=scripted(plan, 4))) as core:
-            refused = []
+            refused: list[int] = []
             real = core.target.truncate
 
             def watched(

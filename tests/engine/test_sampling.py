@@ -184,6 +184,20 @@ def test_drafts_are_greedy_for_exact_match_and_coupled_where_a_seed_is_given() -
     assert make_sampler(SamplingParams(temperature=0.0), 100).drafting(0, none).is_greedy
 
 
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("n_draft_vocab", [90, 100, 110])
+def test_a_draft_models_vocabulary_may_be_a_little_larger_or_smaller(
+    seed: int | None, n_draft_vocab: int
+) -> None:
+    sampler = make_sampler(SamplingParams(seed=seed, temperature=5.0, top_k=0, top_p=1.0, min_p=0.0), 100)
+    none = np.zeros(0, np.int32)
+    row = np.linspace(0.0, 1.0, n_draft_vocab, dtype=np.float32)
+    for position in range(300):
+        token, q = sampler.drafting(position, none).draw(row, [])
+        assert 0 <= token < min(100, n_draft_vocab)
+        assert q is None or q[0].max() < min(100, n_draft_vocab)
+
+
 # -- the distribution, end to end
 
 

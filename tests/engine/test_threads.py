@@ -10,7 +10,9 @@ import pytest
 from spec_server.engine.threads import ThreadTuner
 
 
-def run(cost: Callable[[int, float], float], seconds: float, n_max: int = 2, seed: int = 0) -> tuple[float, list[int]]:
+def run(
+    cost: Callable[[int, float], float], seconds: float, n_max: int = 2, seed: int = 0
+) -> tuple[float, list[int]]:
     """Mean step time, and the threads of every step; `cost(n_threads, t)` gives milliseconds."""
     tuner, rng = ThreadTuner(n_max), random.Random(seed)
     t, threads = 0.0, []

@@ -233,11 +233,11 @@ class ToyChain:
 
 
 def match_sampler(seed: int, *, is_coupled: bool) -> MatchSampler:
-    return MatchSampler(ToyChain(), seed, 0, is_coupled)  # type: ignore[arg-type]
+    return MatchSampler(ToyChain(), 2, seed, 0, is_coupled)  # type: ignore[arg-type]
 
 
 def accept_sampler(seed: int, accept: Accept) -> AcceptSampler:
-    return AcceptSampler(ToyChain(), seed, 0, accept)  # type: ignore[arg-type]
+    return AcceptSampler(ToyChain(), 2, seed, 0, accept)  # type: ignore[arg-type]
 
 
 NO_TOKENS = np.zeros(0, np.int32)

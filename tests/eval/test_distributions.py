@@ -17,8 +17,12 @@ def lot(weights: list[float], n: int, seed: int) -> Counter[object]:
 WEIGHTS = [0.5, 0.2, 0.1, 0.1, 0.05, *[0.005] * 10]
 
 
-def test_lots_of_one_distribution_pass() -> None:
-    p_values = [compare(lot(WEIGHTS, 500, i), lot(WEIGHTS, 700, 1000 + i)).p_value for i in range(200)]
+RARE = [0.2, *[0.001] * 800]
+
+
+@pytest.mark.parametrize("weights", [WEIGHTS, RARE])
+def test_lots_of_one_distribution_pass(weights: list[float]) -> None:
+    p_values = [compare(lot(weights, 500, i), lot(weights, 700, 1000 + i)).p_value for i in range(200)]
     assert min(p_values) > 1e-4
     # and they are spread as p values are
     assert 0.35 < sum(p < 0.5 for p in p_values) / 200 < 0.65

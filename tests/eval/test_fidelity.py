@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from eval.__main__ import main
-from eval.fidelity import ARMS
+from eval.fidelity.arms import ARMS
 
 pytestmark = [pytest.mark.slow, pytest.mark.http, pytest.mark.model, pytest.mark.timeout(1200)]
 

@@ -1,0 +1,1 @@
+"""Whether drafting changes what is said, over HTTP."""
