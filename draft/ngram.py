@@ -130,7 +130,7 @@ class _NgramDrafter:
         if not confidence or not length.opens(self.name, confidence[0]):
             return 0
         for p in confidence:
-            length.goes_on(p)
+            length.took(p)
         return length.keeps()
 
     def _follow(self, text: TextIndex, request: DraftRequest, limit: int) -> tuple[list[int], list[float]]:

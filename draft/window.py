@@ -293,10 +293,14 @@ class DraftLength:
 
     def goes_on(self, confidence: float) -> bool:
         """A token was drafted with that confidence, 0 to 1: is another one worth drafting?"""
+        self.took(confidence)
+        return self._wants()
+
+    def took(self, confidence: float) -> None:
+        """A token was drafted that cost nothing, so that nobody need ask about the next."""
         p = self._calibration.drafted(len(self._probabilities), confidence)
         self._probabilities.append(p)
         self._p_all *= p
-        return self._wants()
 
     def keeps(self) -> int:
         """How many of the drafted tokens are worth verifying."""

@@ -221,7 +221,7 @@ def _drafter_setup(
         target=target,
         n_max=settings.draft_n_max,
         model_path=Path(settings.model_draft) if settings.model_draft else None,
-        n_ctx=settings.ctx_size_draft or target.n_ctx,
+        n_ctx=settings.ctx_size_draft * (1 if settings.is_unified else settings.n_slots) or target.n_ctx,
         n_batch=settings.batch_size,
         n_ubatch=settings.n_ubatch,
         n_threads=n_threads,

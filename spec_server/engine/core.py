@@ -147,7 +147,9 @@ class EngineCore:
                 self.finisher.fail(slot, GenerationFailed("a rejected draft cannot be taken back"))
                 continue
             if round_.part.n_draft:
-                task.count_draft(round_.draft.drafter, round_.part.n_draft, n_kept)
+                # A drafted token that ends the generation stood too, though it is in no context.
+                n_accepted = min(n_kept + 1, len(tokens) - 1)
+                task.count_draft(round_.draft.drafter, round_.part.n_draft, n_accepted)
             if task.request.trace:
                 task.trace.append(self._trace(round_, n_kept))
             self._advance(slot, task, tokens[n_kept], delivered.stop_type, tokens[: n_kept + 1])

@@ -28,6 +28,7 @@ def slot_facts(core: EngineCore, slot: Slot) -> Mapping[str, object]:
             "n_remain": task.remaining(core.target.n_ctx_seq, len(slot.tokens)),
         }
         facts["draft_n"], facts["draft_n_accepted"] = task.n_drafted, task.n_accepted
+        facts["drafters"] = {name: count.report() for name, count in list(task.drafters.items())}
     return facts
 
 

@@ -233,11 +233,11 @@ class Transfer:
     async def _restore_draft(self, slot: Slot, file: SlotFile, held: _Held) -> DraftReport:
         """Read behind the target's back: the buffer is free only then, and no draft costs the target anything."""
         if not len(slot.tokens) or not file.draft_bytes:
-            return DraftReport(False, 0, 0, "the file holds no draft block")
+            return DraftReport(False, 0, 0, self._lost("the file holds no draft block"))
         block = await self._io(lambda: file.draft(self._scratch.view(file.draft_bytes)))
         if block is None:
             reason = next((d.reason for d in file.dropped if d.section == "draft"), "")
-            return DraftReport(False, 0, file.draft_bytes, reason)
+            return DraftReport(False, 0, file.draft_bytes, self._lost(reason))
         report: DraftReport = await held.call(lambda: self._apply_draft(slot, block, file.draft_bytes))
         return report
 
@@ -246,13 +246,18 @@ class Transfer:
         drafter = self._core.drafter
         reason = drafter.unfit(block.fit, len(slot.tokens), len(block.context), len(block.spec))
         if reason:
-            return DraftReport(False, 0, n_bytes, reason)
+            return DraftReport(False, 0, n_bytes, self._lost(reason))
         state = DraftState(block.context, block.spec)
         try:
             left_out = drafter.apply(slot.id, state, slot.tokens.view(), partial=False)
         except DraftStateError as e:
-            return DraftReport(False, 0, n_bytes, f"the draft state does not fit: {e}")
+            return DraftReport(False, 0, n_bytes, self._lost(f"the draft state does not fit: {e}"))
         return DraftReport(True, drafter.n_tokens(slot.id), n_bytes, left_out)
+
+    def _lost(self, reason: str) -> str:
+        """Why the draft state is not there, and that it stays away where the drafter cannot make it again."""
+        cannot = self._core.drafter.cannot_rebuild
+        return f"{reason}; not rebuilt: {cannot}" if cannot else reason
 
     def _adopt(self, slot: Slot, loaded: Loaded, draft: DraftReport) -> None:
         if len(slot.tokens):

@@ -1,4 +1,4 @@
-"""The one engine thread and its async face: a mailbox in, events out; the only file here that knows threads and loops."""
+"""The one engine thread and its async face: a mailbox in, events out; nothing else here knows threads and loops."""
 
 from __future__ import annotations
 
@@ -192,6 +192,12 @@ class EngineWorker:
             )
         if min(request.prompt) < 0 or max(request.prompt) >= self.model.n_vocab:
             raise InvalidRequest(f"a token id lies outside 0..{self.model.n_vocab - 1}", param="prompt")
+        drafters = ("none", *self._core.drafter.name.split(","))
+        if request.speculative.type not in (None, *drafters):
+            raise InvalidRequest(
+                f"no drafter is called {request.speculative.type}; here are {', '.join(dict.fromkeys(drafters))}",
+                param="speculative.type",
+            )
         if 0 < self._options.queue_limit <= len(self._core.line):
             raise Overloaded(f"{self._options.queue_limit} requests are waiting already")
 

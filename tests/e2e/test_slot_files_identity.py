@@ -1,4 +1,4 @@
-"""A file belongs to the content of the models and to settings: never to a path, a port, a working directory or a run."""
+"""A file belongs to the content of the models and to settings, never to a path, a port, a directory or a run."""
 
 from __future__ import annotations
 
