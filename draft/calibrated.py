@@ -70,7 +70,10 @@ class CalibratedDrafter:
         for item in accepted:
             draft = self._proposed.pop(item.seq_id, None)
             if draft is not None and draft.tokens:
-                for calibration in (self._calibrations[item.seq_id][draft.drafter], self._overall[draft.drafter]):
+                for calibration in (
+                    self._calibrations[item.seq_id][draft.drafter],
+                    self._overall[draft.drafter],
+                ):
                     calibration.learn(draft.confidence, item.n_accepted)
                 self.policy.verified(item.seq_id, len(draft.tokens), item.n_accepted)
 
@@ -118,7 +121,10 @@ class CalibratedDrafter:
         body, rest = view[_HEAD.size : _HEAD.size + n_bytes], view[_HEAD.size + n_bytes :]
         while len(body) > Calibration.n_bytes:
             end = 1 + body[0]
-            name, packed = bytes(body[1:end]).decode("utf-8", "replace"), body[end : end + Calibration.n_bytes]
+            name, packed = (
+                bytes(body[1:end]).decode("utf-8", "replace"),
+                body[end : end + Calibration.n_bytes],
+            )
             body = body[end + Calibration.n_bytes :]
             try:
                 calibration = Calibration.unpack(packed)

@@ -52,7 +52,9 @@ class Calibration:
         """A token was drafted, whether or not it will be verified: its probability, which `expected` learns from."""
         p = self.probability(position, confidence)
         i = min(position, _POSITIONS - 1)
-        self._expected[i] = p if self._expected[i] < 0.0 else self._expected[i] + 0.03 * (p - self._expected[i])
+        self._expected[i] = (
+            p if self._expected[i] < 0.0 else self._expected[i] + 0.03 * (p - self._expected[i])
+        )
         return p
 
     def expected(self, position: int) -> float:
@@ -96,7 +98,11 @@ class Calibration:
         if not counts_fit or not all(-1.0 <= p <= 1.0 for p in expected):
             raise ValueError("the numbers of a calibration contradict each other")
         calibration = cls()
-        calibration._accepted, calibration._seen, calibration._expected = list(accepted), list(seen), list(expected)
+        calibration._accepted, calibration._seen, calibration._expected = (
+            list(accepted),
+            list(seen),
+            list(expected),
+        )
         return calibration
 
 
@@ -184,7 +190,9 @@ class LengthPolicy:
     """The rule for one engine. `begin_step` opens a step; drafters ask `wants` and `cut` for each slot in it."""
 
     costs: StepCosts = field(default_factory=StepCosts)
-    draft_ms: dict[str, float] = field(default_factory=dict)  # of one drafted token, all slots together, by drafter
+    draft_ms: dict[str, float] = field(
+        default_factory=dict
+    )  # of one drafted token, all slots together, by drafter
     rate: float = 0.0  # tokens per millisecond and slot, of the rounds just past
     n_slots: int = 1
     _probes: dict[int, _Probe] = field(default_factory=dict)
@@ -205,7 +213,11 @@ class LengthPolicy:
             return n_drafted < _TRY_TOKENS
         if self._gain(n_drafted, p_all, p_next, draft_ms) > 0.0:
             return True
-        return self._probes[seq_id].n_drafts % _EXPLORE == 0 and p_all > _EXPLORE_ABOVE and n_drafted < _LOOK_AHEAD
+        return (
+            self._probes[seq_id].n_drafts % _EXPLORE == 0
+            and p_all > _EXPLORE_ABOVE
+            and n_drafted < _LOOK_AHEAD
+        )
 
     def _opens(self, seq_id: int, p_next: float, draft_ms: float) -> bool:
         probe = self._probes.setdefault(seq_id, _Probe())
@@ -275,7 +287,15 @@ class LengthPolicy:
 class DraftLength:
     """One slot's draft under the rule: the drafter asks it before the first token and after each."""
 
-    __slots__ = ("_calibration", "_calibrations", "_drafter", "_p_all", "_policy", "_probabilities", "_seq_id")
+    __slots__ = (
+        "_calibration",
+        "_calibrations",
+        "_drafter",
+        "_p_all",
+        "_policy",
+        "_probabilities",
+        "_seq_id",
+    )
 
     def __init__(self, policy: LengthPolicy, calibrations: Mapping[str, Calibration], seq_id: int) -> None:
         self._policy = policy

@@ -248,6 +248,12 @@ def rows(measured: Measured) -> list[Row]:
     found = [
         timed("save, sync excluded", {"": [x.save for x in r]}, {"plain write": [x.write for x in r]}, 1.25),
         timed(
+            "the same, against",
+            {"": [x.save for x in r]},
+            {"memcpy": [x.copy for x in r], "plain write": [x.write for x in r]},
+            1.25,
+        ),
+        timed(
             "restore",
             {"": [x.restore for x in r]},
             {"plain read": [x.read for x in r], "set_data": [x.restore_hold for x in r]},

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from draft.base import EMPTY_DRAFT, Drafter
 from draft.window import LengthPolicy
-from persistence.snapshot import Checkpoint
+from spec_server.engine import invariants
 from spec_server.engine.admit import WaitingLine
 from spec_server.engine.base import Delta, Started
 from spec_server.engine.checkpoints import CheckpointKeeper, CheckpointOptions
@@ -97,8 +97,8 @@ class EngineCore:
             return False
         if not self._decode(rounds, chunks):
             return True
+        self._after_chunks(chunks)  # first: going back behind a draft may decode, and rows live until then
         n_gained = self._after_rounds(rounds)
-        self._after_chunks(chunks)
         self._count_step(started, rounds, chunks, n_gained)
         return True
 
@@ -212,21 +212,10 @@ class EngineCore:
         }
 
     def check_invariants(self) -> None:
-        """AssertionError where a slot, its target sequence and its drafter do not stand at the same place."""
-        for slot in self.slots:
-            n = len(slot.tokens)
-            behind = n - self.target.n_tokens(slot.id)
-            assert behind == 0 or (behind > 0 and slot.state is SlotState.DECODE), f"slot {slot.id}: {behind}"
-            assert self.drafter.n_tokens(slot.id) <= n, f"slot {slot.id}: the drafter is ahead of the target"
-            _check_checkpoints(slot.checkpoints, n)
+        """AssertionError where the step invariant does not hold."""
+        invariants.check(self.slots, self.target, self.drafter)
 
     def close(self) -> None:
         self._batch.close()
         self.drafter.close()
         self.target.close()
-
-
-def _check_checkpoints(checkpoints: Sequence[Checkpoint], n_tokens: int) -> None:
-    ends = [c.n_tokens for c in checkpoints]
-    assert ends == sorted(set(ends)), "checkpoints do not increase"
-    assert not ends or ends[-1] <= n_tokens, "a checkpoint lies past the slot's tokens"

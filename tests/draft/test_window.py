@@ -97,7 +97,9 @@ def test_adaptive_length_is_near_the_best_fixed_one_and_never_slower_than_none(
 
 
 def test_drafting_comes_back_when_the_text_changes() -> None:
-    simulation = Simulation(MACHINES["bound by arithmetic"], lambda i: 0.95 if (i // 1000) % 2 else 0.1, n_rounds=6000)
+    simulation = Simulation(
+        MACHINES["bound by arithmetic"], lambda i: 0.95 if (i // 1000) % 2 else 0.1, n_rounds=6000
+    )
     off, best = simulation.fixed(0), max(simulation.fixed(k) for k in range(9))
     adaptive = simulation.adaptive()
     assert best < 1.01 * off  # no fixed length gains anything to speak of over both texts together

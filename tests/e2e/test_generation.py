@@ -206,7 +206,7 @@ PATTERNS = ["1 \U0001f642\n", "漢字\n", "日本語のテキスト。", "ďalek
 def test_characters_of_several_tokens_are_never_split_in_a_stream(
     real: Served, path: str, pattern: str
 ) -> None:
-    text = pattern * (60 // len(pattern.encode()))
+    text = pattern * (200 // len(pattern.encode()))
     messages = [{"role": "user", "content": "Go on."}, {"role": "assistant", "content": text}]
     body: dict[str, object] = {"messages": messages} if path == CHAT else {"prompt": text}
     for n in (16, 17):

@@ -19,6 +19,7 @@ from tests.e2e.conftest import Start
 from tests.e2e.served import Answer, Served, differences, flags
 from tests.e2e.texts import FOLLOW_UPS, common, conversations, prompt_of
 
+NEXT = 40  # tokens of the answer that is compared
 SLOT = 1  # faults sit outside slot 0
 PAIRS = ("real", "self", "hybrid", "window", pytest.param("window-hybrid", marks=pytest.mark.slow))
 # A small micro-batch makes the window's cache small as well, so that it loses what lies before the window.
@@ -62,7 +63,7 @@ def scene(pair: str, folder: Path, old: Served) -> Scene:
         first = old.ask(prompt, 64, SLOT, ignore_eos=True)
         if name == "straight":
             saved = old.save(SLOT, "a.bin")
-        live[name] = old.ask(follow_up(old, first), 64, SLOT, ignore_eos=True)
+        live[name] = old.ask(follow_up(old, first), NEXT, SLOT, ignore_eos=True)
     return Scene(pair, first, saved, live, folder / "a.bin")
 
 
@@ -75,7 +76,7 @@ def new(scene: Scene, start_server: Start) -> Iterator[Served]:
 
 
 def follow(server: Served, scene: Scene, name: str, slot: int) -> Answer:
-    return server.ask(scene.live[name].prompt, 64, slot, ignore_eos=True)
+    return server.ask(scene.live[name].prompt, NEXT, slot, ignore_eos=True)
 
 
 def test_the_scene_can_show_faults(scene: Scene) -> None:

@@ -35,7 +35,7 @@ from tests.fakes_engine import mixed, scripted
 
 pytestmark = pytest.mark.model
 
-STEP = 128
+STEP = 64
 KINDS = {
     "hybrid": Setup(HYBRID, n_ubatch=STEP, checkpoints=CheckpointOptions(min_step=STEP)),
     "hybrid-snapshots": Setup(
@@ -46,7 +46,9 @@ KINDS = {
 ANSWER = 16
 
 
-@pytest.fixture(params=KINDS, scope="module")
+@pytest.fixture(
+    params=[pytest.param("hybrid", marks=pytest.mark.slow), "hybrid-snapshots", "window"], scope="module"
+)
 def setup(request: pytest.FixtureRequest) -> Setup:
     return KINDS[request.param]
 
@@ -65,7 +67,7 @@ def ends(core: EngineCore, id_slot: int = 0) -> list[int]:
 
 @dataclass(frozen=True)
 class Case:
-    """`next` makes the second prompt of the first one (600 tokens, checkpoints every 128 and at 596) and its answer."""
+    """`next` makes the second prompt of the first one (344 tokens, checkpoints every 64 and at 340) and its answer."""
 
     next: Callable[[list[int], list[int], list[int]], list[int]]
     cache_n: int
@@ -73,24 +75,24 @@ class Case:
 
 
 CASES = {
-    "before the oldest checkpoint": Case(lambda a, _, other: a[:100] + other[:80], 0, "none"),
-    "exactly at a checkpoint": Case(lambda a, _, other: a[:256] + other[:80], 256, "checkpoint"),
-    "one token before a checkpoint": Case(lambda a, _, other: a[:255] + other[:80], 128, "checkpoint"),
-    "one token after a checkpoint": Case(lambda a, _, other: a[:257] + other[:80], 256, "checkpoint"),
-    "inside the answer": Case(lambda a, said, other: a + said[:10] + other[:80], 596, "checkpoint"),
-    "inside the last draft": Case(lambda a, said, other: a + said[:14] + other[:80], 596, "checkpoint"),
-    "a changed last token": Case(lambda a, _, other: a[:599] + other[:1], 596, "checkpoint"),
-    "a strict prefix": Case(lambda a, _, __: a[:400], 384, "checkpoint"),
-    "a strict prefix one past a checkpoint": Case(lambda a, _, __: a[:385], 384, "checkpoint"),
-    "the identical prompt": Case(lambda a, _, __: a, 596, "checkpoint"),
-    "an exact append": Case(lambda a, said, other: a + said + other[:80], 600 + ANSWER - 1, "prefix"),
+    "before the oldest checkpoint": Case(lambda a, _, other: a[:50] + other[:80], 0, "none"),
+    "exactly at a checkpoint": Case(lambda a, _, other: a[:128] + other[:80], 128, "checkpoint"),
+    "one token before a checkpoint": Case(lambda a, _, other: a[:127] + other[:80], 64, "checkpoint"),
+    "one token after a checkpoint": Case(lambda a, _, other: a[:129] + other[:80], 128, "checkpoint"),
+    "inside the answer": Case(lambda a, said, other: a + said[:10] + other[:80], 340, "checkpoint"),
+    "inside the last draft": Case(lambda a, said, other: a + said[:14] + other[:80], 340, "checkpoint"),
+    "a changed last token": Case(lambda a, _, other: a[:343] + other[:1], 340, "checkpoint"),
+    "a strict prefix": Case(lambda a, _, __: a[:200], 192, "checkpoint"),
+    "a strict prefix one past a checkpoint": Case(lambda a, _, __: a[:193], 192, "checkpoint"),
+    "the identical prompt": Case(lambda a, _, __: a, 340, "checkpoint"),
+    "an exact append": Case(lambda a, said, other: a + said + other[:80], 344 + ANSWER - 1, "prefix"),
 }
 
 
 def ask_both(setup: Setup, case: Case, **second: object) -> tuple[Turn, list[int], list[int]]:
     """The second prompt's turn after the first one; the second prompt; the checkpoints before it."""
     model = model_of(setup.path)
-    a, other = list(filler(model, 600, 1).tokens), list(filler(model, 100, 2).tokens)
+    a, other = list(filler(model, 344, 1).tokens), list(filler(model, 100, 3).tokens)
     with core_of(setup) as core:
         first = run(core, request(a, ANSWER))[0]
         before = ends(core)
@@ -101,7 +103,7 @@ def ask_both(setup: Setup, case: Case, **second: object) -> tuple[Turn, list[int
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_a_prompt_finds_the_newest_checkpoint_before_it_parts(setup: Setup, case: Case) -> None:
     turn, b, before = ask_both(setup, case)
-    assert before == [128, 256, 384, 512, 596]
+    assert before == [64, 128, 192, 256, 320, 340]
     timings = turn.timings
     assert (timings.cache_n, timings.prompt_n) == (case.cache_n, len(b) - case.cache_n)
     assert timings.cache_kind == case.kind
@@ -140,12 +142,12 @@ def test_speculation_changes_neither_counts_nor_words(setup: Setup) -> None:
     model = model_of(setup.path)
     case = CASES["inside the last draft"]
     plain, b, _ = ask_both(setup, case)
-    a = list(filler(model, 600, 1).tokens)
+    a = list(filler(model, 344, 1).tokens)
     said = greedy(setup.path, [Prompt(tuple(a)), Prompt(tuple(b))], ANSWER + 8, n_ubatch=setup.n_ubatch)
     plan = mixed({tuple(a): said[0], tuple(b): said[1]}, model.n_vocab)
     drafting = setup.but(n_max=4, drafter=scripted(plan, 4, needs_checkpoints=setup.path == HYBRID))
     turn, _, before = ask_both(drafting, case)
-    assert before == [128, 256, 384, 512, 596]
+    assert before == [64, 128, 192, 256, 320, 340]
     assert turn.counts[:2] == plain.counts[:2]
     assert turn.tokens == plain.tokens
     assert 0 < turn.timings.draft_n_accepted < turn.timings.draft_n
@@ -157,7 +159,7 @@ def test_speculation_changes_neither_counts_nor_words(setup: Setup) -> None:
 def test_one_lies_before_the_last_user_message_and_one_near_the_end(setup: Setup) -> None:
     model = model_of(setup.path)
     talk = chat_prompts(1)[0]
-    with core_of(setup) as core:
+    with core_of(setup.but(checkpoints=CheckpointOptions())) as core:
         first = chat(model, talk)
         answer = run(core, request(first, 24, ignore_eos=False))[0]
         assert ends(core) == [*first.boundaries, len(first) - 4]
@@ -295,16 +297,16 @@ def test_slots_and_counters_tell_number_places_and_bytes(setup: Setup) -> None:
         facts = slot_facts(core, core.slots[0])
         told = facts["checkpoints"]
         assert isinstance(told, list)
-        assert [c["n_tokens"] for c in told] == [128, 256, 296]
-        assert [c["pos_max"] for c in told] == [127, 255, 295]
+        assert [c["n_tokens"] for c in told] == [64, 128, 192, 256, 296]
+        assert [c["pos_max"] for c in told] == [63, 127, 191, 255, 295]
         assert {c["in"] for c in told} == {"memory"}
         total = sum(c["n_bytes"] for c in told)
         assert total == sum(c.state.n_bytes for c in core.slots[0].checkpoints)
         assert (facts["checkpoint_bytes_memory"], facts["checkpoint_bytes_files"]) == (total, 0)
         values = counters(core)
-        assert values["checkpoints"] == 3
+        assert values["checkpoints"] == 5
         assert values["checkpoint_bytes_memory"] == total
-        assert (values["checkpoints_taken_total"], values["checkpoints_applied_total"]) == (3, 1)
+        assert (values["checkpoints_taken_total"], values["checkpoints_applied_total"]) == (5, 1)
 
 
 def test_an_emptied_slot_holds_none(setup: Setup) -> None:
@@ -318,13 +320,13 @@ def test_an_emptied_slot_holds_none(setup: Setup) -> None:
 
 def test_checkpoints_past_the_new_prompt_are_void(setup: Setup) -> None:
     model = model_of(setup.path)
-    a, other = filler(model, 600, 1).tokens, filler(model, 400, 2).tokens
+    a, other = filler(model, 344, 1).tokens, filler(model, 80, 2).tokens
     with core_of(setup) as core:
         run(core, request(a, 2))
-        run(core, request([*a[:200], *other[:80]], 2))
-        assert ends(core) == [128, 256, 276]
-        # what lay at 384 and 512 was the other text's: it must not be found again
-        assert run(core, request(a, 2))[0].timings.cache_n == 128
+        run(core, request([*a[:200], *other], 2))
+        assert ends(core) == [64, 128, 192, 256, 276]
+        # what lay at 256 and behind it was the other text's: it must not be found again
+        assert run(core, request(a, 2))[0].timings.cache_n == 192
 
 
 def test_a_request_without_cache_starts_from_nothing(setup: Setup) -> None:

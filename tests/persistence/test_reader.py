@@ -139,6 +139,18 @@ def test_sizes_are_known_before_anything_is_read(tmp_path: Path) -> None:
         assert file.draft_bytes == file.sections[3].length
 
 
+def test_a_draft_is_read_into_the_callers_buffer(tmp_path: Path) -> None:
+    with SlotFile.open(full_file(tmp_path)) as file:
+        buffer = bytearray(file.draft_bytes + 10)
+        block = file.draft(memoryview(buffer))
+        assert block is not None
+        assert block == file.draft()
+        assert memoryview(block.context).obj is buffer
+        assert bytes(buffer[-10:]) == bytes(10)
+        with pytest.raises(ValueError, match=f"buffer of {file.draft_bytes - 1} bytes"):
+            file.draft(memoryview(buffer)[: file.draft_bytes - 1])
+
+
 def test_a_file_is_closed_when_it_is_refused(tmp_path: Path) -> None:
     closed: list[int] = []
 
