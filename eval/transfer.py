@@ -27,6 +27,7 @@ from eval.client import Client
 from eval.server import ServerProcess
 
 BIG, NEIGHBOUR = 0, 1  # slots
+MIB = 1 << 20
 FLAGS = {"-np": "2", "--cache-ram": "0", "--spec-adaptive": "off"}
 
 
@@ -228,73 +229,57 @@ def waits(base_url: str, n_rounds: int) -> Waits:
 
 
 def rows(measured: Measured) -> list[Row]:
-    r = measured.rounds
-    mib = 1 << 20
+    return [*_time_rows(measured.rounds), *_wait_rows(measured), *_memory_rows(measured.memory)]
 
-    def median(values: Sequence[float]) -> float:
-        return statistics.median(values)
 
-    def timed(
-        name: str, ours: Mapping[str, Sequence[float]], plain: Mapping[str, Sequence[float]], bound: float
-    ) -> Row:
-        """Medians for people; the ratio is the median of the rounds' own ratios."""
-        mine = [sum(parts) for parts in zip(*ours.values(), strict=True)]
-        theirs = [sum(parts) for parts in zip(*plain.values(), strict=True)]
-        ratio = median([a / b for a, b in zip(mine, theirs, strict=True)])
-        return Row(
-            name, f"{median(mine):.1f} ms", f"{' + '.join(plain)} {median(theirs):.1f} ms", ratio, bound
-        )
-
-    found = [
-        timed("save, sync excluded", {"": [x.save for x in r]}, {"plain write": [x.write for x in r]}, 1.25),
-        timed(
-            "the same, against",
-            {"": [x.save for x in r]},
-            {"memcpy": [x.copy for x in r], "plain write": [x.write for x in r]},
-            1.25,
-        ),
-        timed(
-            "restore",
-            {"": [x.restore for x in r]},
-            {"plain read": [x.read for x in r], "set_data": [x.restore_hold for x in r]},
-            1.5,
-        ),
-        timed(
-            "engine thread held, save", {"": [x.save_hold for x in r]}, {"memcpy": [x.copy for x in r]}, 1.5
-        ),
-        timed(
-            "engine thread held, restore",
-            {"": [x.restore_hold for x in r]},
-            {"memcpy": [x.copy for x in r]},
-            1.5,
-        ),
+def _time_rows(rounds: Sequence[Round]) -> list[Row]:
+    save = [r.save for r in rounds]
+    write, read, copy = ([getattr(r, name) for r in rounds] for name in ("write", "read", "copy"))
+    set_data = [r.restore_hold for r in rounds]
+    return [
+        _timed("save, sync excluded", save, {"plain write": write}, 1.25),
+        _timed("save, sync excluded", save, {"memcpy": copy, "plain write": write}, 1.25),
+        _timed("restore", [r.restore for r in rounds], {"plain read": read, "set_data": set_data}, 1.5),
+        _timed("engine thread held, save", [r.save_hold for r in rounds], {"memcpy": copy}, 1.5),
+        _timed("engine thread held, restore", set_data, {"memcpy": copy}, 1.5),
     ]
-    step = statistics.quantiles(measured.waits.plain, n=100)[98] if len(measured.waits.plain) > 1 else 0.0
-    for action, hold in (("save", [x.save_hold for x in r]), ("restore", [x.restore_hold for x in r])):
-        longest = median(getattr(measured.waits, action))
-        allowed = 1.5 * median([x.copy for x in r]) + step
+
+
+def _timed(name: str, ours: Sequence[float], plain: Mapping[str, Sequence[float]], bound: float) -> Row:
+    """Medians for people; the ratio is the median of the rounds' own ratios."""
+    against = [sum(parts) for parts in zip(*plain.values(), strict=True)]
+    ratio = statistics.median(a / b for a, b in zip(ours, against, strict=True))
+    text = f"{' + '.join(plain)} {statistics.median(against):.1f} ms"
+    return Row(name, f"{statistics.median(ours):.1f} ms", text, ratio, bound)
+
+
+def _wait_rows(measured: Measured) -> list[Row]:
+    """What a neighbour may wait: as long as the engine thread may be held, and one step of its own."""
+    waits, rounds = measured.waits, measured.rounds
+    step = statistics.quantiles(waits.plain, n=100)[98]
+    held = 1.5 * statistics.median(r.copy for r in rounds)
+    found = []
+    for action, longest in (("save", waits.save), ("restore", waits.restore)):
+        wait = statistics.median(longest)
+        against = f"1.5 memcpy {held:.1f} ms + one step (99%) {step:.1f} ms"
         found.append(
-            Row(
-                f"neighbour's longest wait, {action}",
-                f"{longest:.1f} ms",
-                f"held {median(hold):.1f} ms, one step {step:.1f} ms (99%)",
-                longest / allowed if allowed else 0.0,
-                1.0,
-            )
-        )
-    largest = measured.memory["largest"]
-    for action in ("save", "restore"):
-        peak = measured.memory[action]
-        found.append(
-            Row(
-                f"memory above the server's, {action}",
-                f"{peak / mib:.0f} MiB",
-                f"largest section {largest / mib:.0f} MiB",
-                peak / largest,
-                1.1,
-            )
+            Row(f"neighbour's longest wait, {action}", f"{wait:.1f} ms", against, wait / (held + step), 1.0)
         )
     return found
+
+
+def _memory_rows(memory: Mapping[str, int]) -> list[Row]:
+    largest = memory["largest"]
+    return [
+        Row(
+            f"memory above the server's, {action}",
+            f"{memory[action] / MIB:.0f} MiB",
+            f"largest section {largest / MIB:.0f} MiB",
+            memory[action] / largest,
+            1.1,
+        )
+        for action in ("save", "restore")
+    ]
 
 
 def lines(measured: Measured) -> list[str]:

@@ -28,10 +28,10 @@ def test_a_sound_server_passes(tmp_path: Path) -> None:
 
 
 def test_a_wrong_rule_is_found_out_over_http(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["-n", "120", "--n-prompts", "0", "--arm", "bad draft model", "--arm", "draft-mtp, seeds"]
+    arguments = ["-n", "300", "--n-prompts", "0", "--arm", "bad draft model", "--arm", "draft-mtp, seeds"]
     assert main(["fidelity", *arguments, "--server-bin", WRONG, "--", "-t", "1"]) == 1
     failed = [line for line in capsys.readouterr().out.splitlines() if "changes the text" in line]
-    assert len(failed) >= 4
+    assert len(failed) >= 2
     # Requests that name a seed are verified by another rule, which is sound here.
     assert not any("seeds" in line for line in failed)
 

@@ -1,0 +1,109 @@
+"""The draft length rule in the engine: it changes how much is drafted, never what is said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from draft.window import LengthPolicy, StepCosts
+from spec_server.engine.core import EngineCore
+from spec_server.engine.warmup import measure_step_costs
+from tests.draft.setups import CHAIN, MTP, SIMPLE, Kind, drafting, prompts, repeating, room
+from tests.engine.harness import HYBRID, WINDOW, request, run
+
+MODEL = Kind(("draft-simple",), WINDOW, WINDOW)  # its own draft model: every draft stands
+KINDS = (MTP, SIMPLE, CHAIN, MODEL, Kind(("draft-simple",), HYBRID, WINDOW))
+
+
+def ruled(kind: Kind, policy: LengthPolicy) -> Kind:
+    return replace(kind, options={"policy": policy})
+
+
+def with_rule(core: EngineCore, policy: LengthPolicy) -> None:
+    core.speculation.policy = policy
+    measure_step_costs(core.target, policy.costs)
+
+
+class FakeCosts(StepCosts):
+    """A step over n tokens takes 1 + marginal (n - 1) times 10 ms, whatever the clock says."""
+
+    def __init__(self, marginal: float) -> None:
+        super().__init__()
+        self.marginal = marginal
+
+    def observe(self, n_tokens: int, ms: float) -> None:
+        pass
+
+    def ms(self, n_tokens: int) -> float:
+        return 10.0 * (1 + self.marginal * (n_tokens - 1))
+
+
+class FakeMachine(LengthPolicy):
+    """The rule on a machine of the test's making, which makes a token in 10 ms."""
+
+    def __init__(self, marginal: float) -> None:
+        super().__init__(costs=FakeCosts(marginal), rate=0.1)
+
+    def end_step(self, n_tokens: int, target_ms: float, wall_ms: float, n_gained: int) -> None:
+        pass
+
+    def drafted(self, drafter: str, n_steps: int, ms: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.id)
+def test_text_is_the_same_with_the_rule_as_without_a_drafter(kind: Kind) -> None:
+    with drafting(Kind(("none",), kind.path)) as core:
+        plain = [run(core, request(p, 48))[0].text for p in prompts(kind, 4)]
+    policy = LengthPolicy()
+    with drafting(ruled(kind, policy), n_max=8) as core:
+        with_rule(core, policy)
+        assert [run(core, request(p, 48))[0].text for p in prompts(kind, 4)] == plain
+
+
+def test_where_every_draft_stands_and_verifying_is_cheap_drafts_are_long() -> None:
+    policy = FakeMachine(0.02)
+    with drafting(ruled(MODEL, policy), n_max=8) as core:
+        core.speculation.policy = policy
+        timings = run(core, request(prompts(MODEL, 1)[0], 96))[0].timings
+    assert timings.draft_n_accepted / timings.n_drafts > 5
+
+
+def test_where_verifying_costs_as_much_as_a_step_drafts_are_rare() -> None:
+    policy = FakeMachine(1.0)
+    with drafting(ruled(MODEL, policy), n_max=8) as core:
+        core.speculation.policy = policy
+        timings = run(core, request(prompts(MODEL, 1)[0], 96))[0].timings
+    assert timings.draft_n <= 0.1 * timings.predicted_n
+
+
+def test_a_slot_that_rests_catches_up_without_counting_it_as_a_lost_state() -> None:
+    policy = FakeMachine(1.0)
+    with drafting(ruled(MODEL, policy), n_max=8) as core:
+        core.speculation.policy = policy
+        prompt = prompts(MODEL, 1)[0]
+        run(core, request(prompt, 40))
+        lagging = core.drafter.n_tokens(0) < len(core.slots[0].tokens)
+        policy.costs = FakeCosts(0.02)
+        timings = run(core, request((*core.slots[0].tokens.view().tolist(), 300), 40))[0].timings
+    assert lagging
+    assert timings.draft_n > 0
+    assert timings.draft_prompt_n == 0
+
+
+@pytest.mark.parametrize("kind", [MTP, MODEL, CHAIN], ids=lambda kind: kind.id)
+def test_what_was_learnt_travels_with_the_draft_state(kind: Kind) -> None:
+    policy = FakeMachine(0.02)
+    with drafting(ruled(kind, policy), n_max=8) as core:
+        core.speculation.policy = policy
+        run(core, request(repeating(kind), 64))
+        drafter, tokens = core.drafter, core.slots[0].tokens.view().copy()
+        state = drafter.capture(0, room(drafter.state_size(0, partial=False)), partial=False)
+        fit, state = drafter.fit(0), replace(state, context=bytes(state.context), spec=bytes(state.spec))
+        taught = drafter._pack(0)  # type: ignore[attr-defined]
+    with drafting(kind, n_max=8) as core:  # fixed lengths: the block fits all the same
+        fresh = core.drafter._pack(0)  # type: ignore[attr-defined]
+        assert core.drafter.unfit(fit, len(tokens), len(state.context), len(state.spec)) is None
+        core.drafter.apply(0, state, tokens, partial=False)
+        assert core.drafter._pack(0) == taught != fresh  # type: ignore[attr-defined]
