@@ -32,8 +32,7 @@ _ACCEPT: dict[Rule, Accept] = {"token": verify.accept_tokens, "block": verify.ac
 class TokenSampler(Protocol):
     """One request's way to its tokens.
 
-    `position` is that of the first token to be picked; `history` [<= n_history] are the tokens right before
-    it.
+    `position` is that of the first token to be picked; `history` [<= n_history] are the tokens right before it.
     """
 
     @property

@@ -1,11 +1,9 @@
-"""Which drafted tokens stand, and which token follows them. Pure: numpy, and nothing of ours but keyed
-numbers.
+"""Which drafted tokens stand, and which token follows them. Pure: numpy, and nothing of ours but keyed numbers.
 
 A round has k drafted tokens and k + 1 target distributions; row i follows the first i drafted tokens. A
 distribution is a pair (ids [n], probs [n]): the candidates that the request's sampler chain leaves, ids
 ascending, probs summing to 1. `target(i)` gives row i; rules ask for no more rows than they need. Every rule
-returns the accepted tokens and one more: recovered from a rejection, or the bonus behind a draft that stands
-whole.
+returns the accepted tokens and one more: recovered from a rejection, or the bonus behind a draft that stands whole.
 
 Each rule is lossless: whatever the drafter, the text is distributed as the target's own. `accept_tokens` and
 `accept_block` need drafted[i] to be drawn from proposals[i], and numbers that had no say in the draw. A draft
@@ -39,8 +37,7 @@ _MANY = 1024  # candidates from which on a table of the vocabulary is quicker th
 
 
 def match(target: Target, drafted: Sequence[int], pick: Callable[[int, Distribution], int]) -> list[int]:
-    """The target picks row by row, by `pick(i, row i)`, as without a draft; a drafted token that is picked
-    stands.
+    """The target picks row by row, by `pick(i, row i)`, as without drafts; a drafted token that is picked stands.
 
     With `race` as the pick of both sides this is the coupling: target and draft look at the same noise and
     mostly agree, and no text depends on what was drafted.

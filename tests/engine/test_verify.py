@@ -1,6 +1,4 @@
-"""The parts that acceptance rules are made of, on distributions small enough to check by hand, and on large
-ones.
-"""
+"""The parts that acceptance rules are made of, on distributions small enough to check by hand and on large ones."""
 
 from __future__ import annotations
 

@@ -35,9 +35,7 @@ Accept = Callable[..., list[int]]
 
 @dataclass(frozen=True)
 class Chain:
-    """A request's sampling parameters; `penalty` is taken off the logit of every token that the text
-    holds.
-    """
+    """A request's sampling parameters; `penalty` is taken off the logit of every token that the text holds."""
 
     temperature: float = 1.0
     top_k: int = 0
