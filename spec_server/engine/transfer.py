@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from draft.base import DraftState, DraftStateError
 from persistence.catalog import StoredFile
+from persistence.format import STATE_HEAD_BYTES, state_offset
 from persistence.reader import SlotFile
 from persistence.snapshot import Checkpoint, DraftBlock, FileFacts, ModelIdentity
 from persistence.store import SlotStore
@@ -126,7 +127,8 @@ class Transfer:
     ) -> tuple[Saved, float]:
         """Section by section through one buffer: copied on the engine thread, hashed and written on the other."""
         core = self._core
-        buffer = await self._io(lambda: self._scratch.view(max(plan.target_size, plan.draft_size)))
+        residue = state_offset(len(plan.tokens)) - STATE_HEAD_BYTES
+        buffer = await self._io(lambda: self._scratch.view(max(plan.target_size, plan.draft_size), residue))
         writer = await self._io(lambda: self._store.create(owner, filename))
         try:
             state: Any = b""
