@@ -112,7 +112,9 @@ def test_the_models_own_head_is_taken_back_with_it(n_rs_seq: int) -> None:
     assert sum(rates) / len(rates) > 0.6
 
 
-@pytest.mark.parametrize("kv_unified", [False, True], ids=["streams", "unified"])
+@pytest.mark.parametrize(
+    "kv_unified", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["streams", "unified"]
+)
 @pytest.mark.parametrize("plan", ["wrong", "mixed"])
 def test_several_slots_are_taken_back_each_to_its_own_tip(setup: Setup, plan: str, kv_unified: bool) -> None:
     drafter = scripted(plan_of(plan, setup), 4, needs_checkpoints=setup.path == HYBRID)
