@@ -257,6 +257,7 @@ class DraftModelDrafter:
             self._cold(seq_id)
             raise DraftStateError(str(e)) from e
         seq.base = base
+        seq.lags_by_choice = base + held < len(tokens)  # saved so, and so not lost
         return ""
 
     def close(self) -> None:

@@ -140,7 +140,7 @@ def strip(
     checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Leave the checkpoints out.")] = False,
     output: OutputOption = None,
 ) -> None:
-    """Write a smaller valid file, without the draft block or the checkpoints."""
+    """Replace FILE, or write -o OUT, without the draft block or the checkpoints."""
     if not draft and not checkpoints:
         raise typer.BadParameter("name what to leave out: --draft, --checkpoints, or both")
     with _open(path) as file:

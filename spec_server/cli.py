@@ -106,7 +106,7 @@ def _refuse_unknown(parser: argparse.ArgumentParser, arguments: Sequence[str]) -
     for argument in arguments:
         flag = argument.partition("=")[0]
         if _FLAG.match(flag) and flag not in known:
-            near = difflib.get_close_matches(flag, known, n=1)
+            near = difflib.get_close_matches(flag, [k for k in known if k.startswith("--")], n=1, cutoff=0.8)
             parser.error(f"unknown flag {flag}" + (f"; did you mean {near[0]}?" if near else ""))
 
 

@@ -29,6 +29,8 @@ class StreamOptions(RequestBody):
 
 
 class SpeculativeBody(RequestBody):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)  # a mistyped override would do nothing
+
     type: str | None = None
     n_max: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     n_min: Annotated[int, Field(ge=0, lt=2**31)] | None = None

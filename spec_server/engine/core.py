@@ -195,6 +195,7 @@ class EngineCore:
         wall, target = started.wall_ns(), self.target.decode_ns - started.target_ns
         own = wall - target - (self.drafter.decode_ns - started.drafter_ns)
         self.stats.n_steps += 1
+        self.stats.n_busy += len(rounds) + len(chunks)
         n_drafted = sum(len(r.draft.tokens) for r in rounds)
         self.stats.overhead_us.append((own / 1e3, len(rounds) + len(chunks), n_drafted))
         if not chunks:

@@ -49,9 +49,12 @@ def _named(identity: ModelIdentity) -> str:
     return f"{identity.name} ({identity.digest})"
 
 
+_IN_WORDS = {"v_transposed": "v_transposed (set by flash attention, -fa)"}
+
+
 def _refusal(field: str, running: object, stored: object) -> FileRefused:
     return FileRefused(
-        f"the file does not fit this server: {field} is {stored} in the file and {running} here",
+        f"the file does not fit this server: {_IN_WORDS.get(field, field)} is {stored} in the file and {running} here",
         field=field,
         expected=running,
         found=stored,

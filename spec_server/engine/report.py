@@ -82,6 +82,8 @@ def counters(core: EngineCore) -> Mapping[str, float]:
         "requests_total": stats.n_requests,
         "n_decode_total": core.target.n_decodes,
         "n_steps_total": stats.n_steps,
+        "n_tokens_max": stats.n_tokens_max,
+        "n_busy_slots_per_decode": stats.n_busy / max(1, stats.n_steps),
         "requests_processing": busy,
         "requests_deferred": len(core.line),
         "spec_decode_num_drafts_total": stats.n_drafts,

@@ -39,6 +39,8 @@ class Stats:
     n_drafted: int = 0
     n_accepted: int = 0
     n_draft_prompt: int = 0
+    n_busy: int = 0  # slots in a decode, summed over the steps
+    n_tokens_max: int = 0  # longest prompt and answer
     accepted_per_pos: list[int] = field(default_factory=list)
     events: dict[str, float] = field(
         default_factory=lambda: defaultdict(float)
@@ -59,6 +61,7 @@ class Stats:
         self.n_drafted += timings.draft_n
         self.n_accepted += timings.draft_n_accepted
         self.n_draft_prompt += timings.draft_prompt_n
+        self.n_tokens_max = max(self.n_tokens_max, timings.cache_n + timings.prompt_n + timings.predicted_n)
         grow = len(timings.accepted_per_pos) - len(self.accepted_per_pos)
         self.accepted_per_pos.extend([0] * max(0, grow))
         for i, n in enumerate(timings.accepted_per_pos):

@@ -29,6 +29,7 @@ from spec_server.engine.errors import (
     GenerationFailed,
     InvalidRequest,
     Overloaded,
+    SlotNotFound,
     Unavailable,
 )
 from spec_server.engine.locks import SlotLocks
@@ -181,7 +182,10 @@ class EngineWorker:
             raise Unavailable("the server is shutting down")
         n_prompt, n_ctx = len(request.prompt), self.model.n_ctx_seq
         if request.id_slot >= 0:
-            self._core.slot(request.id_slot)
+            try:
+                self._core.slot(request.id_slot)
+            except SlotNotFound as e:
+                raise SlotNotFound(str(e), param="id_slot") from None
         if not n_prompt:
             raise InvalidRequest("the prompt is empty", param="prompt")
         if n_prompt >= n_ctx:

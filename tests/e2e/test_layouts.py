@@ -21,13 +21,13 @@ LAYOUTS: Mapping[str, tuple[int, str]] = {
     "4-unified": (4, "-kvu"),
 }
 CROSSES = [(source, goal) for source in LAYOUTS for goal in LAYOUTS]
-N = 40
 
 
 class Layouts:
     """One server per layout, all on one directory; each saves its own conversation from its last slot."""
 
     def __init__(self, pair: str, names: list[str], folder: Path, start_server: Start) -> None:
+        self.n = 24 if pair == "real" else 40
         self.servers: dict[str, Served] = {}
         self.live: dict[str, dict[str, Answer]] = {}
         for name in names:
@@ -41,9 +41,9 @@ class Layouts:
         live = {}
         for kind, follow_up in (("straight", straight), ("divergent", divergent)):
             server.erase(slot)
-            first = server.ask(prompt, N, slot, ignore_eos=True)
+            first = server.ask(prompt, self.n, slot, ignore_eos=True)
             server.save(slot, f"{name}.bin")
-            live[kind] = server.ask(follow_up(server, first), N, slot, ignore_eos=True)
+            live[kind] = server.ask(follow_up(server, first), self.n, slot, ignore_eos=True)
         server.erase(slot)
         return live
 
@@ -55,7 +55,7 @@ class Layouts:
             live = self.live[source][kind]
             restored = server.restore(slot, f"{source}.bin")
             assert restored["draft"]["restored"], restored
-            assert differences(live, server.ask(live.prompt, N, slot, ignore_eos=True)) == {}
+            assert differences(live, server.ask(live.prompt, self.n, slot, ignore_eos=True)) == {}
             server.erase(slot)
 
 
@@ -90,7 +90,7 @@ def test_with_another_slot_in_use_a_unified_cache_still_takes_the_file(layouts: 
     live = layouts.live["2-streams"]["straight"]
     server.ask(server.chat_tokens(conversations(9)[8]), 30, 1, ignore_eos=True)
     server.restore(2, "2-streams.bin")
-    got = server.ask(live.prompt, N, 2, ignore_eos=True)
+    got = server.ask(live.prompt, layouts.n, 2, ignore_eos=True)
     assert (got.timings["cache_n"], got.timings["prompt_n"]) == (
         live.timings["cache_n"],
         live.timings["prompt_n"],
