@@ -31,7 +31,7 @@ FLAGS = {
     "--spec-draft-p-min": "0",
 }
 # A stock server does not know it. Counts can be compared only between runs of fixed draft lengths.
-OUR_FLAGS = {"--spec-adaptive": "off"}
+OUR_FLAGS = {"--spec-adaptive": "off", "--threads-adaptive": "off"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -71,7 +71,7 @@ class Servers:
     @contextmanager
     def client(self, model: Path, arm: Arm) -> Iterator[Client]:
         argv = [*self.command, "-m", str(model), "-np", "1", "-c", "2048", "--spec-draft-n-max", "3"]
-        argv += ["--spec-adaptive", "off", *arm.flags, *self.more]
+        argv += ["--spec-adaptive", "off", "--threads-adaptive", "off", *arm.flags, *self.more]
         log = self.folder / "server.log"
         with ServerProcess(argv, log_path=log) as process, Client(process.base_url) as client:
             yield client

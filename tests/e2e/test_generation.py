@@ -209,7 +209,12 @@ PATTERNS = ["1 \U0001f642\n", "漢字\n", "日本語のテキスト。", "ďalek
 
 
 @pytest.mark.parametrize(
-    ("path", "pattern"), [("/completion", pattern) for pattern in PATTERNS] + [(CHAT, PATTERNS[0])]
+    ("path", "pattern"),
+    [
+        (CHAT, PATTERNS[0]),
+        ("/completion", PATTERNS[1]),
+        *(pytest.param("/completion", pattern, marks=pytest.mark.slow) for pattern in PATTERNS[2:]),
+    ],
 )
 def test_characters_of_several_tokens_are_never_split_in_a_stream(
     real: Served, path: str, pattern: str
