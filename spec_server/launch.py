@@ -42,7 +42,7 @@ from spec_server.settings import Settings
 log = logging.getLogger("spec_server")
 
 _MIB = 1 << 20
-_LONGEST_ROLLBACK = 16  # snapshots of recurrent memory per slot: each may be as large as a checkpoint
+_SNAPSHOTS = 8  # snapshots of recurrent memory per slot: each may be as large as a checkpoint
 _GRACE_S = 5  # after SIGTERM: streams get their error event and the sockets close
 
 
@@ -207,9 +207,19 @@ def _target(settings: Settings, model: Model) -> LlamaContext:
         type_k=settings.cache_type_k,
         type_v=settings.cache_type_v,
         swa_full=settings.swa_full,
-        n_rs_seq=min(longest, max(settings.draft_n_max, _LONGEST_ROLLBACK)),
+        n_rs_seq=_snapshots(settings, model, longest),
         expose_hidden=reads_hidden_rows(settings.drafters),
     )
+
+
+def _snapshots(settings: Settings, model: Model, longest: int) -> int:
+    """How many tokens of a rejected draft recurrent memory can take back by itself; it limits the draft length."""
+    if not (model.is_recurrent or model.is_hybrid):
+        return 0
+    wanted = settings.spec_draft_n_max if settings.spec_draft_n_max >= 0 else _SNAPSHOTS
+    n_ctx = (settings.ctx_size or model.n_ctx_train) // (1 if settings.is_unified else settings.n_slots)
+    # llama wants a micro-batch with room for more than all of them.
+    return max(0, min(longest, wanted, min(settings.n_ubatch, n_ctx) - 2))
 
 
 def _drafter_setup(

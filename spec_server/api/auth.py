@@ -40,8 +40,9 @@ class Gate:
         await self._app(scope, receive, send)
 
     def _is_known(self, headers: Headers) -> bool:
-        given = (
-            (headers.get("authorization") or headers.get("x-api-key") or "").removeprefix("Bearer ").encode()
-        )
+        # Bytes as they came: starlette reads headers as latin-1.
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        given = (bearer if scheme.lower() == "bearer" else "", headers.get("x-api-key", ""))
+        candidates = {key.strip().encode("latin-1") for key in given if key}
         # Every key is compared, so that the time taken says nothing about which one nearly fitted.
-        return sum(hmac.compare_digest(given, key) for key in self._keys) > 0
+        return sum(hmac.compare_digest(given, key) for given in candidates for key in self._keys) > 0

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from fastapi import FastAPI
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -133,6 +133,8 @@ class LastResort:
 
         try:
             await self._app(scope, receive, watched)
+        except ClientDisconnect:
+            return  # it left in the middle of its own request: nobody to answer
         except Exception as error:
             body = body_of(error)
             if has_started:

@@ -10,6 +10,7 @@ from spec_server.api.schemas import GenerationBody
 from spec_server.engine.base import Engine, GenerateRequest, ModelInfo, SamplingParams, SpeculativeParams
 from spec_server.engine.errors import InvalidRequest
 
+_COLD = 1e-6  # below, dividing by it overflows, and only the best token is left anyway
 RANDOM_SEED = 0xFFFFFFFF  # llama.cpp's "choose one"
 _SAME_NAME = (
     "temperature",
@@ -54,6 +55,8 @@ def sampling_params(body: GenerationBody, defaults: SamplingParams, model: Model
     given: dict[str, object] = {
         name: value for name in _SAME_NAME if (value := getattr(body, name)) is not None
     }
+    if body.temperature is not None and body.temperature < _COLD:
+        given["temperature"] = 0.0
     if body.typical_p is not None:
         given["typ_p"] = body.typical_p
     if body.repeat_last_n is not None:
@@ -87,6 +90,8 @@ def _token(key: str | int, n_vocab: int) -> int:
 def _bias(value: float | bool) -> float:
     if value is True:
         raise InvalidRequest("logit_bias: a bias is a number, or false to ban the token", param="logit_bias")
+    if value is not False and abs(value) > 1e6:
+        raise InvalidRequest("logit_bias: a bias lies between -1000000 and 1000000", param="logit_bias")
     return float("-inf") if value is False else float(value)
 
 

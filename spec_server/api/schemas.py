@@ -20,6 +20,9 @@ StopList = Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_len
 Body = TypeVar("Body", bound="RequestBody")
 
 
+_LARGEST = 1e6  # of temperatures, penalties and biases: sums of them stay far inside a 32-bit float
+
+
 class RequestBody(BaseModel):
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, populate_by_name=True)
 
@@ -46,15 +49,15 @@ class GenerationBody(RequestBody):
     n_predict: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     max_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
-    temperature: Annotated[float, Field(ge=0.0)] | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=_LARGEST)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     top_p: Fraction | None = None
     min_p: Fraction | None = None
     typical_p: Fraction | None = Field(None, validation_alias=AliasChoices("typical_p", "typ_p"))
-    repeat_penalty: Annotated[float, Field(gt=0.0)] | None = None
+    repeat_penalty: Annotated[float, Field(ge=1 / _LARGEST, le=_LARGEST)] | None = None
     repeat_last_n: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    presence_penalty: Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)] | None = None
     seed: Annotated[int, Field(ge=-1, lt=2**63)] | None = None
     logit_bias: dict[str, float | bool] | list[tuple[int, float | bool]] | None = None
     stop: str | StopList | None = None

@@ -16,12 +16,22 @@ class WaitingLine:
 
     def __init__(self) -> None:
         self._tasks: deque[Task] = deque()
+        self._is_held = False
 
     def __len__(self) -> int:
         return len(self._tasks)
 
     def push(self, task: Task) -> None:
         self._tasks.append(task)
+
+    def put_back(self, task: Task) -> None:
+        """To the head of the line, where everybody waits until a request has ended."""
+        self._tasks.appendleft(task)
+        self._is_held = True
+
+    def go_on(self) -> None:
+        """A request has ended."""
+        self._is_held = False
 
     def clear(self) -> list[Task]:
         """Take everybody off the line."""
@@ -35,6 +45,8 @@ class WaitingLine:
 
     def take(self, slots: Sequence[Slot]) -> list[tuple[Task, Slot]]:
         """Pair as many waiting tasks with idle slots as there are."""
+        if self._is_held:
+            return []
         pairs: list[tuple[Task, Slot]] = []
         idle = [s for s in slots if s.state is SlotState.IDLE]
         left: deque[Task] = deque()

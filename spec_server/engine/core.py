@@ -136,7 +136,11 @@ class EngineCore:
         """
         outcomes = []
         for round_ in rounds:
-            tokens = self.speculation.verify(round_)
+            try:
+                tokens = self.speculation.verify(round_)
+            except LlamaError as e:
+                self.finisher.fail(round_.slot, GenerationFailed(f"no next token: {e}"))
+                continue
             outcomes.append((round_, tokens, self.finisher.deliver(round_.slot, round_.task, tokens)))
         self.speculation.accept([(r, d.n_kept) for r, _, d in outcomes])
         for round_, tokens, delivered in outcomes:
@@ -168,7 +172,11 @@ class EngineCore:
                 self.finisher.end(slot, task, "limit", [])
                 continue
             rows = self.target.logits(part.out_start, 1)
-            tokens = self.speculation.pick(slot, task, rows, EMPTY_DRAFT, -1)
+            try:
+                tokens = self.speculation.pick(slot, task, rows, EMPTY_DRAFT, -1)
+            except LlamaError as e:
+                self.finisher.fail(slot, GenerationFailed(f"no first token: {e}"))
+                continue
             task.first_token = time.perf_counter()
             slot.state = SlotState.DECODE
             self._advance(slot, task, tokens[0], self.finisher.deliver(slot, task, tokens).stop_type, tokens)

@@ -72,6 +72,7 @@ class Finisher:
     def release(self, slot: Slot) -> None:
         """Off the slot; what was decoded so far stays for the next request."""
         self._core.rollback.catch_up(slot)
+        self._core.line.go_on()
         self._clock += 1
         slot.last_used = self._clock
         slot.task, slot.state = None, SlotState.IDLE
@@ -84,14 +85,19 @@ class Finisher:
         self._core.reservations[slot.id]()
 
     def make_room(self, active: Sequence[Slot]) -> None:
-        """The shared cells are all in use: empty the idle slot that was used least recently, else end a request.
+        """The shared cells are all in use, and the next step tries again.
 
-        The next step tries again.
+        In order: an idle slot is emptied, the one used least recently; the newest prompt waits until a request has
+        ended; the longest answer ends here; a prompt that is alone and does not fit is refused.
         """
         idle = [s for s in self._core.slots if s.state is SlotState.IDLE and len(s.tokens)]
         if idle:
             self._core.rollback.clear(min(idle, key=lambda s: s.last_used))
             self._core.stats.events["slots_emptied_for_room_total"] += 1
+            return
+        reading = [s for s in active if s.state is SlotState.PREFILL]
+        if reading and len(active) > 1:
+            self._postpone(max(reading, key=lambda s: s.task.started if s.task else 0.0))
             return
         decoding = [s for s in active if s.state is SlotState.DECODE]
         if decoding:
@@ -106,3 +112,12 @@ class Finisher:
             slot,
             ContextExceeded("no room in the shared context", n_prompt_tokens=n_prompt, n_ctx=n_ctx),
         )
+
+    def _postpone(self, slot: Slot) -> None:
+        """Back to the head of the line; what was read of the prompt is given up."""
+        task = slot.task
+        assert task is not None
+        self._core.rollback.clear(slot)
+        self.release(slot)
+        self._core.line.put_back(task)
+        self._core.stats.events["requests_postponed_for_room_total"] += 1

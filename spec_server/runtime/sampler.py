@@ -164,7 +164,11 @@ class SamplerChain:
     @staticmethod
     def _normalised(left: npt.NDArray[Any]) -> tuple[Ints, Doubles]:
         logits = left["logit"].astype(np.float64)
-        weights = np.exp(logits - logits.max())
+        best = logits.max()
+        # Sums of huge biases and penalties overflow: what is infinite then is all there is, evenly.
+        weights = np.exp(logits - best) if np.isfinite(best) else (logits == best).astype(np.float64)
+        if not weights.any():
+            raise LlamaError("no token is left to sample from")
         order = np.argsort(left["id"])
         ids: Ints = left["id"][order]
         weights = weights[order]
