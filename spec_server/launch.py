@@ -158,6 +158,7 @@ def build(settings: Settings) -> Parts:
         settings.model, n_gpu_layers=settings.gpu_layers, load_mtp=reads_hidden_rows(settings.drafters)
     )
     target = _target(settings, model)
+    warm_up(target, model)
     policy = _length_policy(settings, target)
     drafter = make_drafter(settings.drafters, _drafter_setup(settings, model, target, policy))
     spill = make_spill(Path(settings.ctx_checkpoints_dir) if settings.ctx_checkpoints_dir else None)
@@ -264,7 +265,6 @@ def _draft_defaults(settings: Settings) -> DraftDefaults:
 
 def _length_policy(settings: Settings, target: LlamaContext) -> LengthPolicy | None:
     """None: fixed lengths."""
-    warm_up(target)
     if not settings.drafters or not settings.spec_adaptive:
         return None
     policy = LengthPolicy()

@@ -15,11 +15,12 @@ from eval.fidelity.arms import PLAIN, SAMPLINGS, Arm, Servers
 from eval.workloads import prompts, tokens
 
 N_TOKENS = 4  # of a sampled text: one behind the prompt, then a round with up to two drafted tokens
-# What follows is open; the tiny model is sure of most other texts.
+# What follows is open, where the tiny model is sure of most other texts; and some of it has been said before, so
+# that an n-gram drafter has something to propose.
 TEXT = (
     "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
     "<|im_start|>user\nTell me a story.<|im_end|>\n"
-    "<|im_start|>assistant\nOnce upon a time, there was a little"
+    "<|im_start|>assistant\nOnce upon a time, in a small village, there was a little girl. The"
 )
 _MOST_PARTINGS = 0.2  # of greedy texts, by rounding; tests/e2e replays each and judges it
 

@@ -62,6 +62,8 @@ class GreedySampler:
         return GREEDY_DRAFTING
 
     def pick(self, logits: Floats, draft: Draft, position: int, history: Ints) -> list[int]:
+        if len(logits) == 1:
+            return [int(logits[0].argmax())]
         best: list[int] = logits.argmax(axis=1).tolist()
         for i, token in enumerate(draft.tokens):
             if best[i] != token:

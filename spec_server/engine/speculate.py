@@ -85,12 +85,12 @@ class Speculation:
             task = slot.task
             assert task is not None
             tokens = [task.last_token, *draft.tokens]
-            behind = self._lacking(slot)
-            n_draft = len(draft.tokens)
-            part = batch.add(
-                slot.id, [*behind, *tokens], len(slot.tokens) - len(behind), output="all", n_draft=n_draft
-            )
-            rounds.append(Round(slot, task, draft, without_first(part, len(behind))))
+            pos0 = self._target.n_tokens(slot.id)
+            n_behind = len(slot.tokens) - pos0
+            if n_behind:
+                tokens = [*slot.tokens.view()[pos0:].tolist(), *tokens]
+            part = batch.add(slot.id, tokens, pos0, output="all", n_draft=len(draft.tokens))
+            rounds.append(Round(slot, task, draft, without_first(part, n_behind)))
         return rounds
 
     def verify(self, round_: Round) -> list[int]:
@@ -115,9 +115,6 @@ class Speculation:
         if self.policy is not None:
             self.policy.end_step(n_tokens, target_ms, wall_ms, n_gained)
 
-    def _lacking(self, slot: Slot) -> Ints:
-        return slot.tokens.view()[self._target.n_tokens(slot.id) :]
-
     def _request(self, slot: Slot) -> DraftRequest | None:
         task = slot.task
         assert task is not None
@@ -125,7 +122,7 @@ class Speculation:
         wanted = task.request.speculative
         n_max = self._n_max if wanted.n_max is None else min(wanted.n_max, self._n_max)
         # What the target lacks takes the draft's place, so that a batch never grows past a token and a draft.
-        n_max -= len(self._lacking(slot))
+        n_max -= n_tokens - self._target.n_tokens(slot.id)
         # The round's own token needs no cell and counts as one, so a draft may fill all but that.
         n_max = min(n_max, task.remaining(self._target.n_ctx_seq, n_tokens) - 1)
         if n_max <= 0 or wanted.type == "none":

@@ -9,14 +9,17 @@ import numpy as np
 from draft.window import StepCosts
 from spec_server.runtime.batch import Batch
 from spec_server.runtime.context import Context
+from spec_server.runtime.model import Model
 
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
 _ROUNDS = 3
 
 
-def warm_up(target: Context) -> None:
-    """One decode of one token, which leaves nothing behind."""
+def warm_up(target: Context, model: Model) -> None:
+    """One decode of one token, which leaves nothing behind; and every token's text, so that no step renders one."""
     _timed_decode(target, Batch(1), 1)
+    for token in range(model.n_vocab):
+        model.piece(token)
 
 
 def measure_step_costs(target: Context, costs: StepCosts, budget_s: float = 1.0) -> None:

@@ -26,6 +26,7 @@ Doubles = npt.NDArray[np.float64]
 
 MAX_HISTORY = 65536  # of repeat_last_n below 0, which asks for everything
 
+_MOST_LOOKS = 4
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 _pointer = ctypes.c_void_p
 _apply = function("llama_sampler_apply", None, _pointer, _pointer)
@@ -150,13 +151,19 @@ class SamplerChain:
         best = logits.max()
         if best != best:
             raise LlamaError("the logits hold NaN")
+        # A look over the row costs a tenth of sorting it by parts, so the band is rather too wide than too narrow.
         ids = np.flatnonzero(logits >= best - self._width)
-        if len(ids) < n:
+        for _ in range(_MOST_LOOKS):
+            if len(ids) >= n:
+                break
             self._width = min(self._width * np.float32(1.5), np.float32(1e4))
+            ids = np.flatnonzero(logits >= best - self._width)
+        if len(ids) < n:
             ids = np.argpartition(logits, len(logits) - n)[len(logits) - n :]
             ids.sort()
         elif len(ids) > 4 * n:
-            self._width *= np.float32(0.9)
+            if len(ids) > 32 * n:
+                self._width *= np.float32(0.9)
             row = logits[ids]
             ids = ids[row >= np.partition(row, len(row) - n)[len(row) - n]]
         return ids.astype(np.int32)
