@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from draft.guard import DraftGuard
+
 _POSITIONS = 4  # the fourth stands for all later ones
 _BINS = 8
 _MEMORY = 32.0  # observations that a cell of the calibration remembers
@@ -195,15 +197,20 @@ class LengthPolicy:
     )  # of one drafted token, all slots together, by drafter
     rate: float = 0.0  # tokens per millisecond and slot, of the rounds just past
     n_slots: int = 1
+    guard: DraftGuard = field(default_factory=DraftGuard)
+    _is_allowed: bool = True
     _probes: dict[int, _Probe] = field(default_factory=dict)
     _probing: set[int] = field(default_factory=set)
 
     def begin_step(self, n_slots: int) -> None:
         self.n_slots = max(1, n_slots)
+        self._is_allowed = self.guard.allows(self.n_slots)
         self._probing.clear()
 
     def wants(self, seq_id: int, n_drafted: int, p_all: float, p_next: float, drafter: str = "") -> bool:
         """Draft one more token? p_all: the drafted ones all stand; p_next: a further one does, given that."""
+        if not self._is_allowed:
+            return False
         draft_ms = self.draft_ms.get(drafter, 0.0)
         if self.rate <= 0.0:
             return n_drafted < _TRY_TOKENS  # nothing is known yet
@@ -273,6 +280,7 @@ class LengthPolicy:
     def end_step(self, n_tokens: int, target_ms: float, wall_ms: float, n_gained: int) -> None:
         """A step of only decoding slots is over: its batch size, its times, the tokens that it yielded."""
         self.costs.observe(n_tokens, target_ms)
+        self.guard.observe(self.n_slots, n_gained, wall_ms)
         if wall_ms > 0.0:
             now = n_gained / wall_ms / self.n_slots
             self.rate = now if self.rate <= 0.0 else self.rate + 0.02 * (now - self.rate)

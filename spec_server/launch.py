@@ -33,7 +33,7 @@ from spec_server.engine.storage import NoStore
 from spec_server.engine.threads import ThreadControl
 from spec_server.engine.transfer import Transfer
 from spec_server.engine.warmup import measure_step_costs, warm_up
-from spec_server.engine.worker import EngineWorker, WorkerOptions
+from spec_server.engine.worker import EngineWorker, WorkerOptions, engine_thread
 from spec_server.runtime.errors import LlamaError
 from spec_server.runtime.llama_context import LlamaContext
 from spec_server.runtime.model import Model
@@ -104,7 +104,8 @@ async def _load(settings: Settings, holder: EngineHolder, server: _Server) -> En
     """Build the engine beside the open socket; a failure ends the server with one line."""
     started = time.monotonic()
     try:
-        parts = await asyncio.to_thread(build, settings)
+        thread = engine_thread()
+        parts = await asyncio.get_running_loop().run_in_executor(thread, build, settings)
     except (LlamaError, DraftError, SlotFileError, OSError, ValueError) as e:
         log.error("cannot start: %s", e)
         server.failed = True
@@ -112,7 +113,7 @@ async def _load(settings: Settings, holder: EngineHolder, server: _Server) -> En
         return None
     transfer = Transfer(parts.core, parts.store, parts.fit, parts.draft_identity)
     options = WorkerOptions(settings.queue_limit, settings.debug, settings.spec_verify)
-    worker = EngineWorker(parts.core, transfer, parts.model, parts.facts, options)
+    worker = EngineWorker(parts.core, transfer, parts.model, parts.facts, options, thread)
     holder.engine = worker
     log.info("ready after %.1f s on %s", time.monotonic() - started, server.address())
     return worker

@@ -12,7 +12,7 @@ from spec_server.runtime import logs
 # OpenMP workers spin at every barrier of a graph. Long spins starve whatever else wants the cores;
 # none at all costs half the speed. libgomp reads this once, when it is loaded.
 if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "300")
+    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 lib: Any = importlib.import_module("llama_cpp.llama_cpp")
 ext: Any = importlib.import_module("llama_cpp.llama_cpp_ext")

@@ -22,7 +22,9 @@ pytestmark = pytest.mark.anyio
         ("temperature", 1e7),
     ],
 )
-async def test_a_number_beyond_reason_is_refused(client: httpx.AsyncClient, field: str, value: object) -> None:
+async def test_a_number_beyond_reason_is_refused(
+    client: httpx.AsyncClient, field: str, value: object
+) -> None:
     answer = await client.post("/completion", json={"prompt": "a", field: value})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"].startswith(field)

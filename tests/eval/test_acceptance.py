@@ -160,7 +160,12 @@ def test_all_names_every_drafter_and_an_unknown_one_is_refused(capsys):
 def test_only_our_server_is_given_flags_of_its_own():
     ours = argparse.Namespace(server_bin=None, model="m.gguf", draft="d.gguf")
     theirs = argparse.Namespace(server_bin="llama-server", model="m.gguf", draft="d.gguf")
-    assert server_argv(ours, "draft-simple", [], Path("slots"))[-4:] == ["--spec-adaptive", "off", "--threads-adaptive", "off"]
+    assert server_argv(ours, "draft-simple", [], Path("slots"))[-4:] == [
+        "--spec-adaptive",
+        "off",
+        "--threads-adaptive",
+        "off",
+    ]
     assert "--spec-adaptive" not in server_argv(theirs, "draft-simple", [], Path("slots"))
 
 

@@ -1,0 +1,53 @@
+"""The guard against simulated machines whose drafting costs what no table of step costs foresees."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from draft.guard import DraftGuard
+
+
+def rate(tokens_per_ms: Callable[[float, bool], float], n_steps: int = 20_000, seed: int = 0) -> float:
+    """Tokens per ms over a run; `tokens_per_ms(t_ms, drafting)` is what the machine makes then."""
+    guard, rng = DraftGuard(), random.Random(seed)
+    ms = tokens = 0.0
+    for _ in range(n_steps):
+        drafting = guard.allows(1)
+        n = rng.choice((1, 2, 3)) if drafting else 1
+        step = n / tokens_per_ms(ms, drafting) * rng.uniform(0.9, 1.1)
+        guard.observe(1, n, step)
+        ms, tokens = ms + step, tokens + n
+    return tokens / ms
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.5, 0.9])
+def test_drafting_that_is_slower_than_none_costs_next_to_nothing(share: float) -> None:
+    assert rate(lambda t, drafting: 0.1 * (share if drafting else 1.0)) >= 0.98 * 0.1
+
+
+@pytest.mark.parametrize("gain", [1.0, 1.1, 1.5, 3.0])
+def test_drafting_that_gains_is_left_alone(gain: float) -> None:
+    """A plain block of six steps in every hundred and sixty is what looking costs."""
+    assert rate(lambda t, drafting: 0.1 * (gain if drafting else 1.0)) >= 0.97 * 0.1 * gain
+
+
+def test_drafting_comes_back_when_it_gains_again() -> None:
+    half = 60_000.0
+    made = rate(lambda t, drafting: 0.1 * ((0.8 if t < half else 2.0) if drafting else 1.0))
+    assert made > 1.3 * 0.1
+
+
+def test_numbers_of_slots_are_judged_apart() -> None:
+    guard = DraftGuard()
+    drafted = {1: 0, 8: 0}
+    for _ in range(1000):
+        for n_slots in drafted:
+            drafting = guard.allows(n_slots)
+            drafted[n_slots] += drafting
+            with_drafts = 1.0 if n_slots == 1 else 20.0
+            guard.observe(n_slots, n_slots, with_drafts if drafting else 2.0)
+    assert drafted[1] > 900
+    assert drafted[8] < 50
