@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-_FADE = 0.97  # of a rate's sums, per step
+_FADE = 0.985  # of a rate's sums, per step
 _PLAIN_BLOCK, _DRAFT_BLOCK = 6, 160  # steps
-_ENOUGH = 16  # drafting steps that make a verdict
-_HOPELESS_AFTER, _HOPELESS = 4, 0.5
-_WORSE = 0.97
+_ENOUGH = 40  # drafting steps that make a verdict
+_HOPELESS_AFTER, _HOPELESS = 2, 0.5
+_WORSE = 0.9  # finer differences are the rule's own business, and smaller than the noise here
 _BAD = 0.7
-_FIRST_WAIT, _WAIT, _LONG_WAIT = 200, 800, 6400  # plain steps until drafting is tried again
+_WAIT, _LONG_WAIT = 1600, 6400  # plain steps until drafting is tried again
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class _Arms:
     is_drafting: bool = False
     is_stopped: bool = False
     n_steps: int = 0  # since the last change
-    wait: int = _FIRST_WAIT
+    wait: int = _WAIT
 
     def turn(self, *, drafting: bool, stopped: bool = False) -> None:
         self.is_drafting, self.is_stopped, self.n_steps = drafting, stopped, 0
@@ -80,7 +80,6 @@ class DraftGuard:
         is_hopeless = arms.drafting.n >= _HOPELESS_AFTER and share < _HOPELESS
         if is_hopeless or (arms.drafting.n >= _ENOUGH and share < _WORSE):
             arms.turn(drafting=False, stopped=True)
-            arms.wait = min(4 * arms.wait, _LONG_WAIT if share < _BAD else _WAIT)
+            arms.wait = _LONG_WAIT if share < _BAD else _WAIT
         elif arms.n_steps >= _DRAFT_BLOCK:
-            arms.wait = _FIRST_WAIT
             arms.turn(drafting=False)

@@ -23,7 +23,7 @@ def rate(tokens_per_ms: Callable[[float, bool], float], n_steps: int = 20_000, s
     return tokens / ms
 
 
-@pytest.mark.parametrize("share", [0.05, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.5, 0.8])
 def test_drafting_that_is_slower_than_none_costs_next_to_nothing(share: float) -> None:
     assert rate(lambda t, drafting: 0.1 * (share if drafting else 1.0)) >= 0.98 * 0.1
 
@@ -31,7 +31,7 @@ def test_drafting_that_is_slower_than_none_costs_next_to_nothing(share: float) -
 @pytest.mark.parametrize("gain", [1.0, 1.1, 1.5, 3.0])
 def test_drafting_that_gains_is_left_alone(gain: float) -> None:
     """A plain block of six steps in every hundred and sixty is what looking costs."""
-    assert rate(lambda t, drafting: 0.1 * (gain if drafting else 1.0)) >= 0.97 * 0.1 * gain
+    assert rate(lambda t, drafting: 0.1 * (gain if drafting else 1.0)) >= 0.96 * 0.1 * gain
 
 
 def test_drafting_comes_back_when_it_gains_again() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draft.guard import DraftGuard
 from draft.window import Calibration, LengthPolicy, StepCosts
 
 Cost = Callable[[int], float]
@@ -22,6 +23,13 @@ MACHINES: dict[str, Cost] = {
     "accelerator": lambda n: 2.0 * (1 + 0.02 * (n - 1)),
 }
 WARM_UP = (1, 2, 3, 4, 6, 8, 12, 16)
+
+
+class FakeGuard(DraftGuard):
+    """Never in the way."""
+
+    def allows(self, n_slots: int) -> bool:
+        return True
 
 
 @dataclass
@@ -107,7 +115,7 @@ def test_drafting_comes_back_when_the_text_changes() -> None:
 
 
 def test_where_nothing_is_accepted_drafts_become_rare() -> None:
-    policy, calibration = LengthPolicy(rate=1 / 8), Calibration()
+    policy, calibration = LengthPolicy(rate=1 / 8, guard=FakeGuard()), Calibration()
     for n in WARM_UP:
         policy.costs.observe(n, 8.0 * n)
     n_drafts = 0

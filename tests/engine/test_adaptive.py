@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from draft.guard import DraftGuard
 from draft.window import LengthPolicy, StepCosts
 from spec_server.engine.core import EngineCore
 from spec_server.engine.warmup import measure_step_costs
@@ -39,11 +40,18 @@ class FakeCosts(StepCosts):
         return 10.0 * (1 + self.marginal * (n_tokens - 1))
 
 
+class FakeGuard(DraftGuard):
+    """Never in the way."""
+
+    def allows(self, n_slots: int) -> bool:
+        return True
+
+
 class FakeMachine(LengthPolicy):
     """The rule on a machine of the test's making, which makes a token in 10 ms."""
 
     def __init__(self, marginal: float) -> None:
-        super().__init__(costs=FakeCosts(marginal), rate=0.1)
+        super().__init__(costs=FakeCosts(marginal), rate=0.1, guard=FakeGuard())
 
     def end_step(self, n_tokens: int, target_ms: float, wall_ms: float, n_gained: int) -> None:
         pass
