@@ -23,7 +23,7 @@ def rate(tokens_per_ms: Callable[[float, bool], float], n_steps: int = 20_000, s
     return tokens / ms
 
 
-@pytest.mark.parametrize("share", [0.05, 0.1, 0.5, 0.8])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.8])
 def test_drafting_that_is_slower_than_none_costs_next_to_nothing(share: float) -> None:
     assert rate(lambda t, drafting: 0.1 * (share if drafting else 1.0)) >= 0.98 * 0.1
 
