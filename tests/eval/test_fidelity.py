@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -13,18 +12,7 @@ import pytest
 from eval.__main__ import main
 from eval.fidelity.arms import ARMS
 
-_ASKED = os.environ.get("RUN_FIDELITY")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.http,
-    pytest.mark.model,
-    pytest.mark.timeout(1200),
-    pytest.mark.skipif(
-        not _ASKED,
-        reason="minutes of sampling over HTTP: RUN_FIDELITY=1; the rules are tested in tests/engine",
-    ),
-]
-
+pytestmark = [pytest.mark.slow, pytest.mark.http, pytest.mark.model, pytest.mark.timeout(900)]
 WRONG = shlex.join([sys.executable, str(Path(__file__).with_name("wrong_server.py"))])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +66,10 @@ def test_plain_work_moves_all_bytes_and_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 def test_the_watch_sees_a_peak_that_is_gone_again() -> None:
     with raw.MemoryWatch(os.getpid()) as watch:
-        block = np.ones(50_000_000, np.uint8)
-        watch._ended.wait(0.05)
+        block = np.ones(200_000_000, np.uint8)
+        # The kernel's count is of pages that each core has reported, and the watching thread may wait for one.
+        until = time.monotonic() + 60
+        while watch.peak - watch.before < 150_000_000 and time.monotonic() < until:
+            time.sleep(0.005)
         del block
-    assert watch.peak - watch.before >= 45_000_000
+    assert watch.peak - watch.before >= 150_000_000
