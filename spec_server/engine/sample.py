@@ -20,6 +20,7 @@ from draft.base import GREEDY_DRAFTING, Distribution, Draft, DraftSampling
 from spec_server.engine import verify
 from spec_server.engine.base import SamplingParams
 from spec_server.runtime.context import Floats
+from spec_server.runtime.errors import LlamaError
 from spec_server.runtime.sampler import MAX_HISTORY, Ints, SamplerChain
 
 Rule = Literal["exact-match", "token", "block"]
@@ -52,22 +53,35 @@ class TokenSampler(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
 class GreedySampler:
-    """Temperature 0: a drafted token stands where it is the argmax."""
+    """Temperature 0: a drafted token stands where it is the argmax of the tokens that are not banned."""
 
-    seed = 0
-    n_history = 0
+    banned: frozenset[int] = frozenset()
+    seed: int = 0
+    n_history: int = 0
 
     def drafting(self, position: int, history: Ints) -> DraftSampling:
         return GREEDY_DRAFTING
 
     def pick(self, logits: Floats, draft: Draft, position: int, history: Ints) -> list[int]:
-        if len(logits) == 1:
-            return [int(logits[0].argmax())]
-        best: list[int] = logits.argmax(axis=1).tolist()
+        best: list[int] = [int(logits[0].argmax())] if len(logits) == 1 else logits.argmax(axis=1).tolist()
         for i, token in enumerate(draft.tokens):
+            if best[i] in self.banned:
+                best[i] = self._best_allowed(logits[i])
             if best[i] != token:
                 return best[: i + 1]
+        if best[-1] in self.banned:
+            best[-1] = self._best_allowed(logits[-1])
+        return best
+
+    def _best_allowed(self, row: Floats) -> int:
+        """A copy of the one row, which is llama's own; no other row is ever touched."""
+        row = row.copy()
+        row[list(self.banned)] = -np.inf
+        best = int(row.argmax())
+        if best in self.banned:
+            raise LlamaError("no token is left to sample from")
         return best
 
 
@@ -175,14 +189,14 @@ def _past(sampler: MatchSampler | AcceptSampler, history: Ints, drafted: Sequenc
 def make_sampler(
     params: SamplingParams, n_vocab: int, rule: Rule = DEFAULT_RULE, suppressed: Sequence[int] = ()
 ) -> TokenSampler:
-    """Greedy where nothing but the argmax can come out, else the whole chain. `suppressed` tokens never come out."""
+    """Greedy where nothing but the best token can come out, else the whole chain. `suppressed` never come out."""
     logit_bias = (*params.logit_bias, *((token, -math.inf) for token in suppressed))
     has_penalties = (
         params.repeat_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
     )
     is_greedy = params.temperature <= 0.0 or params.top_k == 1
-    if is_greedy and not logit_bias and not has_penalties:
-        return GreedySampler()
+    if is_greedy and not has_penalties and all(bias == -math.inf for _, bias in logit_bias):
+        return GreedySampler(frozenset(token for token, _ in logit_bias if 0 <= token < n_vocab))
     chain = SamplerChain(
         n_vocab,
         temperature=params.temperature,

@@ -106,12 +106,12 @@ class EngineWorker:
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
         self._check(request)
         events: asyncio.Queue[Event | Exception] = asyncio.Queue()
+        model = self._core.model
+        banned = (*model.suppressed, *(model.eog if request.ignore_eos else ()))
         task = Task(
             request=request,
             prompt=np.asarray(request.prompt, dtype=np.int32),
-            sampler=make_sampler(
-                request.sampling, self.model.n_vocab, self._options.rule, self._core.model.suppressed
-            ),
+            sampler=make_sampler(request.sampling, self.model.n_vocab, self._options.rule, banned),
             text=TextStream(request.stop),
             emit=lambda _, event: self._outbox.append((events, event)),
         )

@@ -12,6 +12,7 @@ from tests.e2e.served import Answer, Served, flags
 from tests.e2e.texts import chat_prompts, prompt_of
 
 CHAT = "/v1/chat/completions"
+SMOLLM2_ENDS = {0, 2, 4}
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +147,24 @@ def test_after_an_end_token_the_next_turn_reuses_prompt_and_answer(real: Served,
     assert answer.tokens.index(answer.tokens[-1]) == len(answer.tokens) - 1
     following = real.ask([*answer.prompt, *answer.tokens, *prompt_of(real, 20)], 4)
     assert following.timings["cache_n"] == len(answer.prompt) + len(answer.tokens) - 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"temperature": 0.8, "seed": 5, "top_k": 0, "top_p": 1.0, "min_p": 0.0}],
+    ids=["greedy", "sampled"],
+)
+def test_an_answer_that_ignores_the_end_has_no_end_token(real: Served, fields: dict[str, object]) -> None:
+    prompt = real.chat_tokens([{"role": "user", "content": "What is 2+2?"}])
+    ended = real.ask(prompt, 64, **fields)
+    assert ended.stop_type == "eos"
+    real.erase(0)
+    answer = real.ask(prompt, 64, ignore_eos=True, **fields)
+    assert (answer.stop_type, len(answer.tokens)) == ("limit", 64)
+    assert not SMOLLM2_ENDS & set(answer.tokens)
+    assert answer.tokens[: len(ended.tokens) - 1] == ended.tokens[:-1]
+    assert answer.timings["draft_n_accepted"] > 0
+    assert_counts(answer)
 
 
 def test_counts_describe_what_was_delivered(double: Served, real: Served) -> None:

@@ -189,7 +189,7 @@ def filler(model: Model, n_tokens: int, seed: int = 0) -> Prompt:
 
 
 def request(prompt: Prompt | Sequence[int], n: int = 16, **fields: object) -> GenerateRequest:
-    """Greedy, at most n tokens, end tokens ignored unless the fields say otherwise."""
+    """Greedy, at most n tokens, no end tokens unless the fields say otherwise."""
     given = prompt if isinstance(prompt, Prompt) else Prompt(tuple(prompt))
     values: dict[str, object] = {
         "prompt": given.tokens,
@@ -247,11 +247,12 @@ def submit(core: EngineCore, asked: GenerateRequest) -> Turn:
         else:
             turn.events.append(event)
 
+    banned = tuple(core.model.eog) if asked.ignore_eos else ()
     core.submit(
         Task(
             request=asked,
             prompt=np.asarray(asked.prompt, dtype=np.int32),
-            sampler=make_sampler(asked.sampling, core.model.n_vocab),
+            sampler=make_sampler(asked.sampling, core.model.n_vocab, suppressed=banned),
             text=TextStream(asked.stop),
             emit=emit,
         )

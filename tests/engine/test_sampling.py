@@ -6,6 +6,7 @@ ignored the request's settings.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from draft.base import EMPTY_DRAFT, Draft
 from draft.none import NoDrafter
 from spec_server.engine.base import SamplingParams, SpeculativeParams
 from spec_server.engine.core import EngineCore
@@ -24,6 +26,7 @@ from spec_server.engine.sample import (
     make_sampler,
 )
 from spec_server.runtime.batch import Batch
+from spec_server.runtime.errors import LlamaError
 from spec_server.runtime.sampler import SamplerChain
 from tests.draft.setups import MTP, RECURRENT, SIMPLE, Kind, drafting, prompts, repeating, setup
 from tests.engine import toy
@@ -166,6 +169,8 @@ def anyio_backend() -> str:
     [
         (SamplingParams(temperature=0.0), "block", GreedySampler),
         (SamplingParams(temperature=1.0, top_k=1), "block", GreedySampler),
+        (SamplingParams(temperature=0.0, logit_bias=((5, -math.inf),)), "block", GreedySampler),
+        (SamplingParams(temperature=0.0, logit_bias=((5, -math.inf), (6, -1.0))), "block", AcceptSampler),
         (SamplingParams(temperature=0.0, repeat_penalty=1.1), "block", AcceptSampler),
         (SamplingParams(), "block", AcceptSampler),
         (SamplingParams(), "token", AcceptSampler),
@@ -175,6 +180,25 @@ def anyio_backend() -> str:
 )
 def test_which_sampler_serves_a_request(params: SamplingParams, rule: Rule, kind: type) -> None:
     assert isinstance(make_sampler(params, 100, rule), kind)
+
+
+def test_the_best_token_that_is_not_banned_is_greedy_and_the_rows_stay_as_they_were() -> None:
+    none = np.zeros(0, np.int32)
+    rows = np.asarray([[0, 9, 5, 1], [9, 8, 0, 7], [1, 2, 3, 9]], np.float32)
+    rows.flags.writeable = False  # as llama's own are
+    sampler = make_sampler(SamplingParams(temperature=0.0), 4, suppressed=(1, 3, 99))
+    assert isinstance(sampler, GreedySampler)
+    assert sampler.pick(rows[:1], EMPTY_DRAFT, 0, none) == [2]
+    assert sampler.pick(rows[1:2], EMPTY_DRAFT, 0, none) == [0]
+    assert sampler.pick(rows, Draft([2, 0]), 0, none) == [2, 0, 2]
+    assert sampler.pick(rows, Draft([1, 0]), 0, none) == [2]
+    assert sampler.pick(rows, Draft([2, 3]), 0, none) == [2, 0]
+    free = make_sampler(SamplingParams(temperature=0.0), 4)
+    assert free.pick(rows, Draft([1, 0]), 0, none) == [1, 0, 3]
+    with pytest.raises(LlamaError, match="no token is left"):
+        make_sampler(SamplingParams(temperature=0.0), 4, suppressed=range(4)).pick(
+            rows[:1], EMPTY_DRAFT, 0, none
+        )
 
 
 def test_drafts_are_greedy_for_exact_match_and_coupled_where_a_seed_is_given() -> None:
@@ -204,8 +228,9 @@ def test_a_draft_models_vocabulary_may_be_a_little_larger_or_smaller(
 def text_probabilities(
     core: EngineCore, prompt: Prompt, sampling: SamplingParams, n: int
 ) -> dict[toy.Text, float]:
-    """Of every text of n tokens, by decoding each of them without a drafter."""
-    chain = SamplerChain(core.model.n_vocab, **_chain_settings(sampling))
+    """Of every text of n tokens without an end token, by decoding each of them without a drafter."""
+    no_end = [(token, -math.inf) for token in core.model.eog]
+    chain = SamplerChain(core.model.n_vocab, logit_bias=no_end, **_chain_settings(sampling))
     batch = Batch(core.target.n_batch)
     known: dict[toy.Text, float] = {(): 1.0}
     for _ in range(n):
