@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from spec_server.api.base import ApiOptions
+from spec_server.api.ids import number_of
 from spec_server.api.schemas import GenerationBody
 from spec_server.engine.base import Engine, GenerateRequest, ModelInfo, SamplingParams, SpeculativeParams
 from spec_server.engine.errors import InvalidRequest
@@ -77,10 +78,9 @@ def logit_bias(
 
 
 def _token(key: str | int, n_vocab: int) -> int:
-    try:
-        token = int(key)
-    except ValueError:
-        raise InvalidRequest(f"logit_bias: {key!r} is not a token id", param="logit_bias") from None
+    token = number_of(key) if isinstance(key, str) else key
+    if token is None:
+        raise InvalidRequest(f"logit_bias: {key!r} is not a token id", param="logit_bias")
     if not 0 <= token < n_vocab:
         message = f"logit_bias: token id {token} is not below the vocabulary's size, {n_vocab}"
         raise InvalidRequest(message, param="logit_bias")

@@ -149,6 +149,14 @@ def _is_text_format(value: object) -> bool:
     return value is None or (isinstance(value, dict) and value.get("type") == "text")
 
 
+# Of fields that take several kinds of value, what they take; pydantic would speak of one kind only.
+TAKES: Mapping[str, str] = {
+    "stop": "a string, or a list of at most 64 strings of at most 1,000 characters each",
+    "logit_bias": "an object of token ids and biases, or a list of [token id, bias] pairs; "
+    "a bias is a number, or false to ban the token",
+    "prompt": "a string, or a list of token ids and strings",
+}
+
 # What would change the answer and is not offered: refused unless the value asks for nothing.
 UNSUPPORTED: Mapping[str, Callable[[object], bool]] = {
     "n": _is_one,

@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from spec_server.api.base import ApiOptions
+from spec_server.api.ids import number_of
 from spec_server.api.jsonio import json_response
 from spec_server.api.schemas import SlotFileBody, parse
 from spec_server.engine.base import DEFAULT_OWNER, DraftReport, Engine, RestoreResult, SaveResult
@@ -39,10 +40,9 @@ async def slot_action(http: Request, engine: Engine) -> Response:
 
 
 def _slot_number(text: str, n_slots: int) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        raise InvalidRequest(f"id_slot: {text!r} is not a number", param="id_slot") from None
+    number = number_of(text)
+    if number is None:
+        raise InvalidRequest(f"id_slot: {text!r} is not a number", param="id_slot")
     if not 0 <= number < n_slots:
         raise SlotNotFound(f"id_slot: no slot {number}; there are {n_slots}, from 0", param="id_slot")
     return number

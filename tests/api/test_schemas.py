@@ -39,6 +39,9 @@ BAD_FIELDS = [
     ("id_slot", "first"),
     ("stream", "perhaps"),
     ("logit_bias", {"abc": 1}),
+    ("logit_bias", {"+65": 1}),
+    ("logit_bias", {"6_5": 1}),
+    ("logit_bias", {" 65": 1}),
     ("logit_bias", {str(N_VOCAB): 1}),
     ("logit_bias", {"-1": 1}),
     ("logit_bias", {"65": "much"}),
@@ -84,6 +87,23 @@ async def test_value_out_of_range_is_refused_by_name(
     assert error["param"].startswith(name)
     assert name in error["message"]
     assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        *(("stop", v, "a string, or a list of") for v in (5, {"a": 1}, ["x", 5], ["x"] * 65, ["x" * 1001])),
+        *(("logit_bias", v, "an object of token ids") for v in ("x", 5, {"65": "much"}, [[1]], [[1, "x"]])),
+        ("prompt", 5, "a string, or a list of"),
+    ],
+)
+async def test_field_of_several_kinds_says_in_one_sentence_what_it_takes(
+    client: httpx.AsyncClient, name: str, value: object, message: str
+) -> None:
+    error = (await client.post("/completion", json={"prompt": "hi", name: value})).json()["error"]
+    assert (error["code"], error["param"]) == (400, name)
+    assert error["message"].startswith(f"{name}: it takes {message}")
+    assert "Input should be" not in error["message"]
 
 
 @pytest.mark.parametrize("name", sorted(UNSUPPORTED))

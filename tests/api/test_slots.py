@@ -82,6 +82,13 @@ async def test_only_plain_file_names(
         ("/slots/-1?action=save", b'{"filename":"x"}', 404, "id_slot"),
         ("/slots/abc?action=save", b'{"filename":"x"}', 400, "id_slot"),
         ("/slots/1.5?action=erase", b"", 400, "id_slot"),
+        ("/slots/-0?action=erase", b"", 404, "id_slot"),
+        ("/slots/+1?action=erase", b"", 400, "id_slot"),
+        ("/slots/%201?action=erase", b"", 400, "id_slot"),
+        ("/slots/1%0A?action=erase", b"", 400, "id_slot"),
+        ("/slots/0_1?action=erase", b"", 400, "id_slot"),
+        ("/slots/\u0661?action=erase", b"", 400, "id_slot"),
+        (f"/slots/{'9' * 5000}?action=erase", b"", 400, "id_slot"),
     ],
 )
 async def test_bad_slot_calls_name_what_is_wrong(
