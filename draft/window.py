@@ -161,15 +161,17 @@ class StepCosts:
         return table[-1] + (table[-1] - table[-2]) * (n_tokens - len(table) + 1)
 
     def _interpolate(self) -> list[float]:
-        """Straight lines between the sizes seen; beyond the largest, on along the last of them."""
+        """Straight lines between the sizes seen and beyond the largest; below the smallest what is usual."""
         sizes = sorted(self._shape)
         known = [math.exp(self._shape[n]) for n in sizes]
+        first = sizes[0]
+        below = [known[0] * _unknown_shape(n) / _unknown_shape(first) for n in range(1, first)]
         if len(sizes) == 1:
-            scale = known[0] / _unknown_shape(sizes[0])
-            return [scale * _unknown_shape(max(1, n)) for n in range(sizes[0] + 2)]
-        before, last = sizes[-2:]
-        slope = max(0.0, known[-1] - known[-2]) / (last - before)
-        table = np.interp(np.arange(last + 2), [*sizes, last + 1], [*known, known[-1] + slope])
+            slope = known[0] * (_unknown_shape(first + 1) / _unknown_shape(first) - 1.0)
+        else:
+            slope = max(0.0, known[-1] - known[-2]) / (sizes[-1] - sizes[-2])
+        xs = [*range(1, first), *sizes, sizes[-1] + 1]
+        table = np.interp(np.arange(sizes[-1] + 2), xs, [*below, *known, known[-1] + slope])
         return list(np.maximum.accumulate(table).tolist())
 
 

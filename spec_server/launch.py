@@ -64,9 +64,18 @@ def serve(settings: Settings) -> int:
     if settings.log_level > logging.DEBUG:
         logging.getLogger("llama").setLevel(logging.WARNING)
     try:
-        return asyncio.run(_serve(settings))
+        with asyncio.Runner(loop_factory=_event_loop) as runner:
+            return runner.run(_serve(settings))
     except KeyboardInterrupt:
         return 0
+
+
+def _event_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # there is none for Windows
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 async def _serve(settings: Settings) -> int:

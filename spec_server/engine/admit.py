@@ -40,12 +40,12 @@ class WaitingLine:
         return tasks
 
     def drop_cancelled(self) -> None:
-        if any(t.cancelled for t in self._tasks):
+        if self._tasks and any(t.cancelled for t in self._tasks):
             self._tasks = deque(t for t in self._tasks if not t.cancelled)
 
     def take(self, slots: Sequence[Slot]) -> list[tuple[Task, Slot]]:
         """Pair as many waiting tasks with idle slots as there are."""
-        if self._is_held:
+        if self._is_held or not self._tasks:
             return []
         pairs: list[tuple[Task, Slot]] = []
         idle = [s for s in slots if s.state is SlotState.IDLE]

@@ -81,6 +81,11 @@ class EngineCore:
     def has_work(self) -> bool:
         return any(s.task is not None for s in self.slots) or len(self.line) > 0
 
+    @property
+    def reads_prompts(self) -> bool:
+        """May the next step have prompt tokens in it?"""
+        return len(self.line) > 0 or any(s.state is SlotState.PREFILL for s in self.slots)
+
     def step(self) -> bool:
         """Admit, build one batch, decode it once, verify, accept, stream. False where there was nothing to do."""
         started = StepClock(self.target.decode_ns, self.drafter.decode_ns)

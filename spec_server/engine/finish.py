@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 StopType = Literal["", "eos", "word", "limit", "context"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delivered:
     """Of a round's tokens the first n_kept + 1 count; the last of them is in no context. `stop_type`: why it ends."""
 

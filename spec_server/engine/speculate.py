@@ -24,7 +24,7 @@ class DraftDefaults:
     p_min: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Round:
     """One slot's part of a decode: its last token and the draft behind it, less what the target lacked."""
 

@@ -11,7 +11,7 @@ from spec_server.engine.base import Timings
 _RECENT_STEPS = 512
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepClock:
     """Where a step began: the clock, and the time spent inside llama_decode until then, all in nanoseconds."""
 

@@ -33,6 +33,7 @@ from spec_server.engine.errors import (
     Unavailable,
 )
 from spec_server.engine.locks import SlotLocks
+from spec_server.engine.outbox import Outbox
 from spec_server.engine.report import counters, slot_facts
 from spec_server.engine.sample import DEFAULT_RULE, Rule, make_sampler
 from spec_server.engine.stream import TextStream
@@ -84,8 +85,8 @@ class EngineWorker:
         self._options = options
         self._locks = SlotLocks(core)
         self._mailbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._outbox: list[tuple[asyncio.Queue[Event | Exception], Event | Exception]] = []
         self._loop = asyncio.get_running_loop()
+        self._outbox = Outbox(self._loop)
         self._stopping = False
         self._transfers: set[asyncio.Future[Any]] = set()
         self._thread = thread or engine_thread()
@@ -113,7 +114,7 @@ class EngineWorker:
             prompt=np.asarray(request.prompt, dtype=np.int32),
             sampler=make_sampler(request.sampling, self.model.n_vocab, self._options.rule, banned),
             text=TextStream(request.stop),
-            emit=lambda _, event: self._outbox.append((events, event)),
+            emit=lambda _, event: self._outbox.put(events, event),
         )
         self._post(lambda: self._core.submit(task))
         try:
@@ -253,11 +254,16 @@ class EngineWorker:
             if not busy:
                 self._mailbox.get()()
             self._drain()
+            if core.reads_prompts:  # such a step takes long
+                self._outbox.hand_over()
             busy = core.has_work and self._step()
-            self._flush()
+            if busy:
+                self._outbox.hand_over_if_due()
+            else:
+                self._outbox.hand_over()
         self._end_all(Unavailable("the server is shutting down"))
         self._drain()
-        self._flush()
+        self._outbox.hand_over()
 
     def _drain(self) -> None:
         while not self._mailbox.empty():
@@ -280,16 +286,6 @@ class EngineWorker:
                 self._core.finisher.fail(slot, error)
         for task in self._core.line.clear():
             task.emit(task, error)
-
-    def _flush(self) -> None:
-        if self._outbox:
-            events, self._outbox = self._outbox, []
-            self._loop.call_soon_threadsafe(_deliver, events)
-
-
-def _deliver(events: list[tuple[asyncio.Queue[Event | Exception], Event | Exception]]) -> None:
-    for destination, event in events:
-        destination.put_nowait(event)
 
 
 def _nothing() -> None:

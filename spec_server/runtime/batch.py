@@ -18,9 +18,9 @@ Floats = npt.NDArray[np.float32]
 Output = Literal["none", "last", "all"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for each slot and step, and that costs three times as much
 class Part:
-    """One sequence's share of a batch.
+    """One sequence's share of a batch; never changed once it is made.
 
     Batch rows start .. start+n_tokens-1 hold tokens at positions pos0 .. pos0+n_tokens-1; the last n_draft of
     them are drafted. Output rows out_start .. out_start+n_out-1 are this part's, in the same order.
@@ -49,6 +49,7 @@ class Batch:
         self.n_embd = n_embd
         self.n_tokens = 0
         self.n_outputs = 0
+        self.max_token = 0  # so that a decode need not look at each against its vocabulary
         self.parts: list[Part] = []
         self.tokens: Ints = np.zeros(capacity, np.int32)  # [capacity], as the three below
         self.pos: Ints = np.zeros(capacity, np.int32)
@@ -85,6 +86,7 @@ class Batch:
         """Empty it. The parts handed out before stay as they are."""
         self.n_tokens = 0
         self.n_outputs = 0
+        self.max_token = 0
         self.parts = []
 
     def add(
@@ -112,10 +114,13 @@ class Batch:
         try:
             if n == 1:  # an element costs a third of a slice
                 self.tokens[start] = tokens[0]
+                largest = int(tokens[0]) & 0xFFFFFFFF  # unsigned: a negative id is above every vocabulary too
             else:
                 self.tokens[start:end] = tokens
+                largest = int(self.tokens[start:end].view(np.uint32).max())
         except (OverflowError, ValueError, TypeError) as error:
             raise BatchError(f"not token ids: {error}") from error
+        self.max_token = max(self.max_token, largest)
         n_out = n if output == "all" else 1 if output == "last" else 0
         if n == 1:
             self.pos[start] = pos0

@@ -169,8 +169,7 @@ class LlamaContext:
             raise BatchError(f"{batch.n_outputs} output rows, more than {self.n_outputs_max}")
         if batch.n_embd != (self.n_embd if self.is_mtp else 0):
             raise BatchError(f"a batch with hidden rows of {batch.n_embd}, here {self.n_embd * self.is_mtp}")
-        # unsigned, a negative id is above every vocabulary too
-        if int(batch.tokens[:n_tokens].view(np.uint32).max()) >= self.n_vocab:
+        if batch.max_token >= self.n_vocab:
             raise BatchError(f"a token id outside 0..{self.n_vocab - 1}")
         ends = self._ends(batch.parts)
         self._n_outputs = self._n_rows = self._logits_at = self._hidden_at = 0
