@@ -19,7 +19,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from persistence import report
 from persistence.catalog import Catalog, StoredFile
-from persistence.errors import SlotFileError
+from persistence.errors import NotASlotFile, SlotFileError, UnsupportedContent, UnsupportedVersion
 from persistence.files import SystemFiles
 from persistence.reader import SlotFile
 from persistence.rewrite import rewrite
@@ -27,6 +27,9 @@ from persistence.store import TEMPORARY_PREFIX, TEMPORARY_SUFFIX
 from persistence.vocabulary import read_vocabulary
 from persistence.writer import Saved, SlotWriter
 
+_UNVERIFIED = (
+    "no checksums, as in the files of a stock llama-server; its parts fit together, no more can be said"
+)
 BIG_BYTES = 64 << 20  # worth a progress bar
 
 P = ParamSpec("P")
@@ -70,7 +73,7 @@ def list_files(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the slot files of a directory, by their footers."""
+    """List the slot files of a directory and what each holds, without reading all of it."""
     stored = Catalog(SystemFiles()).list(directory)
     checked = {file.name: _checked(directory, file) for file in stored} if verify else {}
     if as_json:
@@ -83,7 +86,7 @@ def _checked(directory: Path, stored: StoredFile) -> str:
     if stored.error is not None:
         return ""
     if stored.facts is None:
-        return "absent"
+        return report.NO_CHECKSUMS
     damage = _damage(directory / stored.name)
     return f"damaged: {', '.join(error.section for error in damage)}" if damage else "yes"
 
@@ -115,7 +118,8 @@ def inspect(
 @app.command()
 @_reports_errors
 def verify(paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Slot files.")]) -> None:
-    """Read and check every byte. Exit status 1 where a file is damaged or nothing can be verified."""
+    """Read and check every byte. Exit status 1 where one is damaged, cannot be read, or has no checksums, as the files
+    of a stock llama-server have none."""
     failed = False
     for path in paths:
         try:
@@ -125,9 +129,9 @@ def verify(paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="
         except SlotFileError as error:
             damage, absent = [error], False
         for found in damage:
-            typer.echo(f"{path}: damaged: {found.section or 'file'}: {found}")
+            typer.echo(f"{path}: {_told(path, found)}")
         if not damage:
-            typer.echo(f"{path}: {'no checksums, framing is sound' if absent else 'verified'}")
+            typer.echo(f"{path}: {_UNVERIFIED if absent else 'verified'}")
         failed = failed or bool(damage) or absent
     raise typer.Exit(1 if failed else 0)
 
@@ -152,7 +156,7 @@ def strip(
 @app.command()
 @_reports_errors
 def migrate(path: FileArgument, output: OutputOption = None) -> None:
-    """Give an older or stock file the newest form. Its footer then has checksums, but names no model."""
+    """Give an older or stock file the newest form. It then has checksums, but names no model."""
     with _open(path) as file:
         if file.checksum == "verified" and output is None:
             typer.echo(f"{path}: has the newest form")
@@ -161,6 +165,13 @@ def migrate(path: FileArgument, output: OutputOption = None) -> None:
         for note in (*file.notes, *(f"left out: {d.section} {d.index} ({d.reason})" for d in file.dropped)):
             typer.echo(f"{path}: {note}", err=True)
     typer.echo(f"{output or path}: {saved.n_written} bytes, {saved.n_checkpoints} checkpoints")
+
+
+def _told(path: Path, found: SlotFileError) -> str:
+    """Damage by its section; a file that is absent, of another kind or newer is not damaged."""
+    if not found.section or isinstance(found, NotASlotFile | UnsupportedVersion | UnsupportedContent):
+        return str(found).removeprefix(f"{path.name}: ")
+    return f"damaged: {found.section}: {str(found).removeprefix(f'{found.section}: ')}"
 
 
 def _open(path: Path) -> SlotFile:

@@ -175,7 +175,7 @@ class SlotFile:
             elif section.kind == Kind.CHECKPOINTS:
                 damage.extend(self._verify_checkpoints(section, progress))
             elif self._source.hash(section.offset, section.length, progress) != section.digest:
-                damage.append(ChecksumMismatch(f"{section.label}: checksum", section.label))
+                damage.append(ChecksumMismatch(f"{section.label}: wrong checksum", section.label))
         progress(self.n_read - self.sections[-1].end)
         if self.checksum == "absent" and self.draft_bytes and self.draft() is None:
             damage.append(Truncated(f"draft block: {self.dropped[-1].reason}", "draft"))
@@ -244,11 +244,11 @@ class SlotFile:
         self, section: Section, progress: Callable[[int], None]
     ) -> Iterator[SlotFileError]:
         if not self._checkpoints_head_is_whole(section):
-            yield ChecksumMismatch("the checkpoints' head: checksum", "checkpoints")
+            yield ChecksumMismatch("the checkpoints' head: wrong checksum", "checkpoints")
         progress(CHECKPOINTS_HEAD.size)
         for index, entry in enumerate(self._layout.checkpoints):
             if self._source.hash(entry.offset, entry.length, progress) != entry.digest:
-                yield ChecksumMismatch(f"checkpoint {index}: checksum", "checkpoints")
+                yield ChecksumMismatch(f"checkpoint {index}: wrong checksum", "checkpoints")
 
     def _forget(self, section: str) -> None:
         self.dropped = [dropped for dropped in self.dropped if dropped.section != section]

@@ -15,7 +15,8 @@ from persistence.catalog import StoredFile
 from persistence.reader import SlotFile
 from persistence.snapshot import ModelIdentity
 
-NOT_CHECKED = "-"
+NOT_CHECKED = "not checked"
+NO_CHECKSUMS = "no checksums"
 
 
 def listed(stored: StoredFile, verified: str) -> dict[str, Any]:
@@ -91,8 +92,8 @@ def print_listing(
         rows.append(
             (
                 file.name,
-                (facts.target.name if facts else "") or "?",
-                facts.draft.name if facts and facts.draft else "-",
+                (facts.target.name if facts else "") or ("?" if file.error else "unknown"),
+                _draft_name(file),
                 str(file.n_tokens),
                 str(file.n_checkpoints),
                 size,
@@ -109,7 +110,7 @@ def print_inspection(console: Console, name: str, facts: Mapping[str, Any]) -> N
         ("file", name),
         ("bytes", str(facts["bytes"])),
         ("tokens", str(facts["n_tokens"])),
-        ("checksum", facts["checksum"]),
+        ("checksums", "one per section" if facts["checksum"] == "present" else "none"),
         ("writer", facts["writer"] or "?"),
         ("created", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(created)) if created else "?"),
         ("model", _shown(facts["model"])),
@@ -127,11 +128,21 @@ def print_inspection(console: Console, name: str, facts: Mapping[str, Any]) -> N
         if parts:
             head = tuple(parts[0])
             _print_table(
-                console, head, [tuple(str(part[key]) for key in head) for part in parts], title=title
+                console,
+                head,
+                [tuple("none" if part[key] is None else str(part[key]) for key in head) for part in parts],
+                title=title,
             )
     if "tokens" in facts:
         tokens = facts["tokens"]
         console.print(Text(tokens if isinstance(tokens, str) else " ".join(map(str, tokens))), soft_wrap=True)
+
+
+def _draft_name(file: StoredFile) -> str:
+    """A draft state may belong to no model: that of an n-gram drafter, or of a file that names none."""
+    if file.facts and file.facts.draft and file.facts.draft.name:
+        return file.facts.draft.name
+    return "?" if file.error else "unnamed" if file.draft_bytes else "none"
 
 
 def _print_table(
@@ -148,7 +159,9 @@ def _print_table(
         return
     table = Table(title=title or None, title_justify="left")
     for name in head:
-        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+        table.add_column(
+            name, justify="right" if name in right else "left", overflow="fold", min_width=len(name)
+        )
     for row in rows:
         table.add_row(*(Text(_plain(cell)) for cell in row))
     console.print(table)

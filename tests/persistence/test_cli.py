@@ -56,8 +56,17 @@ def test_ls_is_tab_separated_in_a_pipe(full: Path) -> None:
     lines = [line.split("\t") for line in run("ls", full.parent).stdout.splitlines()]
     assert lines[0] == ["name", "model", "draft", "tokens", "checkpoints", "size", "age", "verified"]
     assert lines[1][:6] == ["full.bin", "target.gguf", "draft.gguf", "4", "2", str(full.stat().st_size)]
-    assert lines[2][:5] == ["stock.bin", "?", "-", "3", "0"]
-    assert lines[1][7] == "-"
+    assert lines[2][:5] == ["stock.bin", "unknown", "none", "3", "0"]
+    assert lines[1][7] == "not checked"
+
+
+def test_ls_tells_a_draft_without_a_name_from_none(tmp_path: Path) -> None:
+    tail = draft_bytes(b"{}", b"ctx", b"spec")
+    (tmp_path / "a.bin").write_bytes(stock_file(FULL_TOKENS, attention_state([4]), tail=tail))
+    (tmp_path / "b.bin").write_bytes(stock_file(FULL_TOKENS, attention_state([4])))
+    run("migrate", tmp_path / "a.bin")
+    lines = [line.split("\t") for line in run("ls", tmp_path).stdout.splitlines()[1:]]
+    assert [line[1:3] for line in lines] == [["unknown", "unnamed"], ["unknown", "none"]]
 
 
 def test_ls_verifies_when_asked(full: Path) -> None:
@@ -69,7 +78,7 @@ def test_ls_verifies_when_asked(full: Path) -> None:
     lines = [line.split("\t") for line in run("ls", "--verify", full.parent).stdout.splitlines()[1:]]
     assert {line[0]: line[7] for line in lines} == {
         "full.bin": "yes",
-        "stock.bin": "absent",
+        "stock.bin": "no checksums",
         "bad.bin": "damaged: target",
         "junk.bin": "not a slot file: it begins with b'junk', not with b'qsgg'",
     }
@@ -115,7 +124,8 @@ def test_inspect_of_a_stock_file(tmp_path: Path) -> None:
     path = tmp_path / "stock.bin"
     path.write_bytes(stock_file([1, 2, 3], attention_state([3])))
     text = run("inspect", path).stdout
-    assert "checksum\tabsent" in text
+    assert "checksums\tnone" in text
+    assert "None" not in text
     assert "no footer" in text
 
 
@@ -169,11 +179,19 @@ def test_verify_tells_by_its_status(full: Path) -> None:
     assert run("verify", full).stdout == f"{full}: verified\n"
     stock = full.parent / "stock.bin"
     stock.write_bytes(stock_file([1, 2, 3], attention_state([3])))
-    assert "no checksums" in run("verify", stock, status=1).stdout
+    assert "no checksums, as in the files of a stock llama-server" in run("verify", stock, status=1).stdout
     flip(full, 60)
     out = run("verify", full, full.parent / "none", stock, status=1).stdout
-    assert f"{full}: damaged: target: " in out
-    assert "none: No such file" in out
+    assert f"{full}: damaged: target: wrong checksum\n" in out
+    assert f"{full.parent / 'none'}: No such file or directory\n" in out
+
+
+def test_verify_calls_only_slot_files_damaged(full: Path) -> None:
+    junk = full.parent / "junk.bin"
+    junk.write_bytes(b"junk")
+    assert run("verify", junk, status=1).stdout.startswith(f"{junk}: not a slot file: ")
+    full.write_bytes(full.read_bytes()[:-30])
+    assert run("verify", full, status=1).stdout.startswith(f"{full}: damaged: footer: ")
 
 
 def test_a_link_on_the_command_line_is_followed(full: Path) -> None:
