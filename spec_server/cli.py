@@ -6,6 +6,7 @@ import argparse
 import difflib
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -45,7 +46,11 @@ def parse(argv: Sequence[str]) -> Settings:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="spec-server", description=DESCRIPTION, allow_abbrev=False, argument_default=argparse.SUPPRESS
+        prog="spec-server",
+        description=DESCRIPTION,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=_Formatter,
     )
     parser.add_argument("--version", action="version", version=f"spec-server {__version__}")
     groups: dict[str, argparse._ArgumentGroup] = {}
@@ -66,8 +71,10 @@ def build_parser() -> argparse.ArgumentParser:
         if option.no:
             off = f"switch {option.name} off"
             group.add_argument(*option.no.split(), dest=name, action="store_const", const="off", help=off)
-    _tolerate(parser, ALWAYS_SO, "always_so")
-    _tolerate(parser, IGNORED, "ignored")
+    flags = " ".join(flag if not n else f"{flag} X" for flag, n in {**ALWAYS_SO, **IGNORED}.items())
+    group = parser.add_argument_group("Accepted for llama-server's sake, without effect", flags)
+    _tolerate(group, ALWAYS_SO, "always_so")
+    _tolerate(group, IGNORED, "ignored")
     return parser
 
 
@@ -75,6 +82,14 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """One line; the usage, which argparse puts before it, fills two screens here."""
         self.exit(2, f"spec-server: {message}\n")
+
+
+class _Formatter(argparse.HelpFormatter):
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Never breaks a flag at one of its dashes."""
+        return textwrap.fill(
+            text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+        )
 
 
 class _Note(argparse.Action):
@@ -90,10 +105,10 @@ class _Note(argparse.Action):
         setattr(namespace, self.dest, [*getattr(namespace, self.dest, ()), option_string])
 
 
-def _tolerate(parser: argparse.ArgumentParser, flags: dict[str, int], dest: str) -> None:
+def _tolerate(group: argparse._ArgumentGroup, flags: dict[str, int], dest: str) -> None:
     for flag, n_values in flags.items():
         nargs = n_values or 0
-        parser.add_argument(flag, dest=dest, action=_Note, nargs=nargs, help=argparse.SUPPRESS)
+        group.add_argument(flag, dest=dest, action=_Note, nargs=nargs, help=argparse.SUPPRESS)
 
 
 def known_flags(parser: argparse.ArgumentParser) -> frozenset[str]:

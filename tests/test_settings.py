@@ -190,6 +190,8 @@ def test_help_groups_and_names_every_flag(capsys: pytest.CaptureFixture[str]) ->
         option = option_of(field)
         assert f"\n{option.group}:\n" in text
         assert all(flag in text for flag in (*option.flags.split(), *option.no.split()))
+    _, _, tolerated = text.partition("\nAccepted for llama-server's sake, without effect:\n")
+    assert {*ALWAYS_SO, *IGNORED} - set(tolerated.split()) == set()
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
