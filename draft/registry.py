@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ from draft.window import LengthPolicy
 from spec_server.runtime.context import Context
 from spec_server.runtime.llama_context import LlamaContext
 from spec_server.runtime.model import Model
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class DrafterSetup:
 
 
 def _context(setup: DrafterSetup, model: Model, *, mtp: bool) -> LlamaContext:
-    return LlamaContext(
+    context = LlamaContext(
         model,
         n_ctx=setup.n_ctx,
         n_batch=setup.target.n_batch if mtp else setup.n_batch,
@@ -70,6 +73,13 @@ def _context(setup: DrafterSetup, model: Model, *, mtp: bool) -> LlamaContext:
         type_v=setup.type_v,
         mtp=mtp,
     )
+    if context.n_ctx_seq < setup.target.n_ctx_seq:
+        log.warning(
+            "the draft context holds %d tokens, a slot of the target %d: a longer text is drafted from what fits",
+            context.n_ctx_seq,
+            setup.target.n_ctx_seq,
+        )
+    return context
 
 
 def _draft_simple(setup: DrafterSetup) -> Drafter:

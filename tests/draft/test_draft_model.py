@@ -76,6 +76,19 @@ def test_a_window_smaller_than_the_text_goes_on_drafting(
         assert after.timings.draft_n > 0
 
 
+def test_a_draft_context_smaller_than_a_slot_is_told_once_at_the_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for n_ctx_draft, told in (
+        (256, ["the draft context holds 256 tokens, a slot of the target 2048"]),
+        (0, []),
+    ):
+        caplog.clear()
+        with drafting(FOREIGN, n_slots=2, n_ctx_draft=n_ctx_draft):
+            lines = [r.getMessage() for r in caplog.records if r.name == "draft.registry"]
+        assert [line.partition(":")[0] for line in lines] == told
+
+
 def test_a_window_drafts_nearly_as_well_as_the_whole_text() -> None:
     """And it reads little: each token about twice."""
     talk = filler(model_of(HYBRID), 1500)
