@@ -71,8 +71,8 @@ def build_parser() -> argparse.ArgumentParser:
         if option.no:
             off = f"switch {option.name} off"
             group.add_argument(*option.no.split(), dest=name, action="store_const", const="off", help=off)
-    flags = " ".join(flag if not n else f"{flag} X" for flag, n in {**ALWAYS_SO, **IGNORED}.items())
-    group = parser.add_argument_group("Accepted for llama-server's sake, without effect", flags)
+    tolerated = " ".join(flag if not n else f"{flag} X" for flag, n in {**ALWAYS_SO, **IGNORED}.items())
+    group = parser.add_argument_group("Accepted for llama-server's sake, without effect", tolerated)
     _tolerate(group, ALWAYS_SO, "always_so")
     _tolerate(group, IGNORED, "ignored")
     return parser
