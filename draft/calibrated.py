@@ -17,7 +17,8 @@ from draft.window import Calibration, DraftLength, LengthPolicy
 from spec_server.runtime.batch import Batch
 
 _HEAD = struct.Struct("<4sI")  # magic, bytes of all calibrations behind it
-_MAGIC = b"CAL1"
+_MAGIC = b"CAL2"
+_KIND = _MAGIC[:3]  # of another version the length is read, and no more
 _FIELD = "calibration_bytes"
 _FROM_OTHERS = 6.0  # observations that a new text takes over from those before it, by cell
 
@@ -115,10 +116,12 @@ class CalibratedDrafter:
         """Calibrations of the members that run here, and what is behind them. Bytes that are none count as none."""
         calibrations = self._fresh()
         view = memoryview(spec)
-        if len(view) < _HEAD.size or bytes(view[:4]) != _MAGIC:
+        if len(view) < _HEAD.size or bytes(view[:3]) != _KIND:
             return calibrations, view
-        _, n_bytes = _HEAD.unpack_from(view)
+        magic, n_bytes = _HEAD.unpack_from(view)
         body, rest = view[_HEAD.size : _HEAD.size + n_bytes], view[_HEAD.size + n_bytes :]
+        if magic != _MAGIC:
+            return calibrations, rest
         while len(body) > Calibration.n_bytes:
             end = 1 + body[0]
             name, packed = (

@@ -15,11 +15,9 @@ from draft import ngram_pool
 from draft.base import EMPTY_DRAFT, Accepted, Draft, DraftRequest, DraftState, DraftStateError, Ints
 from draft.ngram_pool import NgramPool, PoolView
 from draft.text_index import TextIndex
-from draft.window import DraftLength
 from spec_server.runtime.batch import Batch
 
 _CANDIDATES = 16  # earlier occurrences that are compared; the longest of them is drafted from
-_HALF_SURE = 5  # tokens of match at which a draft may as well be wrong; the calibration learns the rest
 _CATCH_UP = 4096  # tokens indexed in one step where the index lags
 
 
@@ -109,32 +107,24 @@ class _NgramDrafter:
         if limit <= 0 or not self._catch_up(request.seq_id, request.tokens):
             return EMPTY_DRAFT
         text.append(request.last_token)
-        tokens, confidence = self._follow(text, request, limit)
+        tokens, confidence, n_match = self._follow(text, request, limit)
         text.cut(len(request.tokens))
-        n_found = len(tokens)
         for i, token in enumerate(tokens):
             if token in self._end:
                 del tokens[i + 1 :]
                 break
         if request.length is not None:
-            # A draft is as long as the match behind it, and a longer match is a surer one.
-            sureness = n_found / (n_found + _HALF_SURE)
-            confidence = [sureness] * len(tokens)
-            del tokens[self._worth(request.length, confidence) :]
+            confidence = [n_match / (n_match + 1.0)] * len(tokens)
+            del tokens[request.length.chooses(self.name, confidence) :]
         if len(tokens) < max(1, request.n_min):
             return EMPTY_DRAFT
         return Draft(tokens, self.name, confidence[: len(tokens)])
 
-    def _worth(self, length: DraftLength, confidence: Sequence[float]) -> int:
-        """How many tokens of a draft that costs nothing are worth verifying."""
-        if not confidence or not length.opens(self.name, confidence[0]):
-            return 0
-        for p in confidence:
-            length.took(p)
-        return length.keeps()
-
-    def _follow(self, text: TextIndex, request: DraftRequest, limit: int) -> tuple[list[int], list[float]]:
-        """At most `limit` tokens that may follow the text, each with an estimate of its probability."""
+    def _follow(
+        self, text: TextIndex, request: DraftRequest, limit: int
+    ) -> tuple[list[int], list[float], int]:
+        """At most `limit` tokens that may follow the text, estimates of their probability where p_min asks for some,
+        and how many tokens matched before them."""
         raise NotImplementedError
 
     # -- state
@@ -162,8 +152,10 @@ class NgramSimpleDrafter(_NgramDrafter):
     """Drafts what followed the longest earlier match of the text's end, in the slot's own text.
 
     At least `size_n` tokens must match, in at least `min_hits` places. A match of L tokens is worth a draft of L, at
-    most `size_m`: a chance match costs little, and a copied passage soon gets the longest drafts. A match that
-    reaches the text's end goes on in the draft itself, so that a text which repeats itself is drafted in full.
+    most `size_m`: a chance match costs little, and a copied passage soon gets the longest drafts. Where a length rule
+    is given that decides, and L tokens that agreed make the next one agree with L / (L + 1), until the calibration
+    knows better. A match that reaches the text's end goes on in the draft itself, so that a text which repeats itself
+    is drafted in full.
     """
 
     name = "ngram-simple"
@@ -172,7 +164,9 @@ class NgramSimpleDrafter(_NgramDrafter):
         super().__init__(n_slots, size_n, size_m, end)
         self._min_hits = min_hits
 
-    def _follow(self, text: TextIndex, request: DraftRequest, limit: int) -> tuple[list[int], list[float]]:
+    def _follow(
+        self, text: TextIndex, request: DraftRequest, limit: int
+    ) -> tuple[list[int], list[float], int]:
         most = max(text.n, limit)
         found: list[int] = []
         best = longest = 0
@@ -186,11 +180,12 @@ class NgramSimpleDrafter(_NgramDrafter):
             ):
                 break
         if not found or len(found) < self._min_hits:
-            return [], []
-        tokens = _copy(text.tokens, best + 1, min(longest, limit))
+            return [], [], 0
+        n_tokens = limit if request.length is not None else min(longest, limit)
+        tokens = _copy(text.tokens, best + 1, n_tokens)
         if request.p_min <= 0.0:
-            return tokens, []
-        return _agreed(text.tokens, tokens, found, request.p_min)
+            return tokens, [], longest
+        return (*_agreed(text.tokens, tokens, found, request.p_min), longest)
 
     def fit(self, seq_id: int) -> bytes:
         return fit_header.dump(self.name, {}, n_tokens=len(self._texts[seq_id]))
@@ -253,9 +248,11 @@ class NgramModDrafter(_NgramDrafter):
             put(text.keys[i - 1], text.tokens[i], seq_id)
         self._lengths[seq_id] = max(self._lengths[seq_id], len(text))
 
-    def _follow(self, text: TextIndex, request: DraftRequest, limit: int) -> tuple[list[int], list[float]]:
+    def _follow(
+        self, text: TextIndex, request: DraftRequest, limit: int
+    ) -> tuple[list[int], list[float], int]:
         if len(text) < text.n or request.p_min > 0.5:  # seen once is as likely as not to come again
-            return [], []
+            return [], [], 0
         view = self._views[request.seq_id] or ngram_pool.NOTHING
         window = text.tokens[-text.n :].tolist()  # and then the draft
         key = text.keys[-1]
@@ -268,8 +265,8 @@ class NgramModDrafter(_NgramDrafter):
             window.append(token)
         tokens = window[text.n :]
         if len(tokens) < min(self._n_min, limit):
-            return [], []
-        return tokens, []
+            return [], [], 0
+        return tokens, [], text.n
 
     # -- state
 

@@ -11,16 +11,20 @@ from __future__ import annotations
 
 import math
 import struct
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from draft.guard import DraftGuard
 
 _POSITIONS = 4  # the fourth stands for all later ones
-_BINS = 8
+_EDGES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 0.9375, 0.97)  # of the bins; near 1 little makes much
+_BINS = len(_EDGES) + 1
 _MEMORY = 32.0  # observations that a cell of the calibration remembers
+_LONG_MEMORY = 256.0  # of the last position's cells: one long draft is dozens of observations
 _PRIOR = 2.0  # observations that the drafter's own confidence counts for
 _LOOK_AHEAD = 16
 _LARGEST_STEP = 128
@@ -28,6 +32,7 @@ _PROBE_LOSS = 0.003  # share of the rate that a slot which does not draft may sp
 _SHORTEST_WAIT, _LONGEST_WAIT = 8, 256  # rounds
 _EXPLORE = 32  # every so many drafts one goes on as long as it may stand, so that later positions are known
 _EXPLORE_ABOVE = 0.3
+_RATE_FADE = 0.98  # of the sums behind the rate, per step
 _TRY_TOKENS = 2  # length of a draft that is only a try
 
 
@@ -70,7 +75,7 @@ class Calibration:
         """The first n_accepted of a verified draft stood; the one behind them, if there was one, did not."""
         for position, confidence in enumerate(confidences[: n_accepted + 1]):
             cell = _cell(position, confidence)
-            if self._seen[cell] >= _MEMORY:
+            if self._seen[cell] >= (_MEMORY if position < _POSITIONS - 1 else _LONG_MEMORY):
                 self._seen[cell] *= 0.5
                 self._accepted[cell] *= 0.5
             self._seen[cell] += 1.0
@@ -96,7 +101,7 @@ class Calibration:
         values = cls._FORMAT.unpack(data)
         n = _POSITIONS * _BINS
         accepted, seen, expected = values[:n], values[n : 2 * n], values[2 * n :]
-        counts_fit = all(0.0 <= a <= s <= 2 * _MEMORY for a, s in zip(accepted, seen, strict=True))
+        counts_fit = all(0.0 <= a <= s <= 2 * _LONG_MEMORY for a, s in zip(accepted, seen, strict=True))
         if not counts_fit or not all(-1.0 <= p <= 1.0 for p in expected):
             raise ValueError("the numbers of a calibration contradict each other")
         calibration = cls()
@@ -109,7 +114,7 @@ class Calibration:
 
 
 def _cell(position: int, confidence: float) -> int:
-    return min(position, _POSITIONS - 1) * _BINS + min(_BINS - 1, max(0, int(confidence * _BINS)))
+    return min(position, _POSITIONS - 1) * _BINS + bisect(_EDGES, confidence)
 
 
 class StepCosts:
@@ -172,7 +177,9 @@ class StepCosts:
             slope = max(0.0, known[-1] - known[-2]) / (sizes[-1] - sizes[-2])
         xs = [*range(1, first), *sizes, sizes[-1] + 1]
         table = np.interp(np.arange(sizes[-1] + 2), xs, [*below, *known, known[-1] + slope])
-        return list(np.maximum.accumulate(table).tolist())
+        # A larger batch is never cheaper: between what that makes of the dear sizes and of the cheap ones.
+        rising = np.maximum.accumulate(table) + np.minimum.accumulate(table[::-1])[::-1]
+        return list((rising / 2).tolist())
 
 
 def _unknown_shape(n_tokens: int) -> float:
@@ -200,6 +207,8 @@ class LengthPolicy:
     rate: float = 0.0  # tokens per millisecond and slot, of the rounds just past
     n_slots: int = 1
     guard: DraftGuard = field(default_factory=DraftGuard)
+    _tokens: float = 0.0  # by slot, of the steps just past, as is the next
+    _ms: float = 0.0
     _is_allowed: bool = True
     _probes: dict[int, _Probe] = field(default_factory=dict)
     _probing: set[int] = field(default_factory=set)
@@ -229,12 +238,20 @@ class LengthPolicy:
         )
 
     def _opens(self, seq_id: int, p_next: float, draft_ms: float) -> bool:
-        probe = self._probes.setdefault(seq_id, _Probe())
         gain = self._gain(0, 1.0, p_next, draft_ms)
         if gain > 0.0:
-            probe.waited = 0
-            probe.n_drafts += 1
+            self._pays(seq_id)
             return True
+        return self._tries(seq_id, gain)
+
+    def _pays(self, seq_id: int) -> None:
+        probe = self._probes.setdefault(seq_id, _Probe())
+        probe.waited = 0
+        probe.n_drafts += 1
+
+    def _tries(self, seq_id: int, gain: float) -> bool:
+        """Where a draft loses `gain`: is it time for one all the same?"""
+        probe = self._probes.setdefault(seq_id, _Probe())
         probe.waited += 1
         if not probe.at_once and probe.waited < min(_LONGEST_WAIT, max(_SHORTEST_WAIT, -gain / _PROBE_LOSS)):
             return False
@@ -268,24 +285,40 @@ class LengthPolicy:
         """
         if self.rate <= 0.0 or seq_id in self._probing:
             return min(_TRY_TOKENS, len(probabilities))
+        gains = self._gains(probabilities)
+        best = int(gains.argmax()) if len(gains) else 0
+        return best + 1 if len(gains) and gains[best] > 0.0 else 0
+
+    def choose(self, seq_id: int, probabilities: Sequence[float]) -> int:
+        """The same for a draft that costs nothing and nobody asked `wants` about."""
+        if not self._is_allowed or not probabilities:
+            return 0
+        if self.rate > 0.0:
+            gains = self._gains(probabilities)
+            best = int(gains.argmax())
+            if gains[best] > 0.0:
+                self._pays(seq_id)
+                return best + 1
+            if not self._tries(seq_id, float(gains[best])):
+                return 0
+        return min(_TRY_TOKENS, len(probabilities))
+
+    def _gains(self, probabilities: Sequence[float]) -> npt.NDArray[np.float64]:
+        """[k] E - r T of verifying the first 1 to k drafted tokens, against none."""
         n, r = self.n_slots, self.rate
-        base = self.costs.ms(n)
-        best, best_k, tokens, p = 0.0, 0, 0.0, 1.0
-        for k, conditional in enumerate(probabilities, 1):
-            p *= conditional
-            tokens += p
-            gain = tokens - r * (self.costs.ms(n * (1 + k)) - base) / n
-            if gain > best:
-                best, best_k = gain, k
-        return best_k
+        ms = [self.costs.ms(n * (1 + k)) for k in range(len(probabilities) + 1)]
+        tokens: npt.NDArray[np.float64] = np.cumsum(np.cumprod(probabilities))
+        return tokens - (r / n) * (np.array(ms[1:]) - ms[0])
 
     def end_step(self, n_tokens: int, target_ms: float, wall_ms: float, n_gained: int) -> None:
         """A step of only decoding slots is over: its batch size, its times, the tokens that it yielded."""
         self.costs.observe(n_tokens, target_ms)
         self.guard.observe(self.n_slots, n_gained, wall_ms)
         if wall_ms > 0.0:
-            now = n_gained / wall_ms / self.n_slots
-            self.rate = now if self.rate <= 0.0 else self.rate + 0.02 * (now - self.rate)
+            # A ratio of sums: the mean of the steps' own rates would make much of short steps.
+            self._tokens = _RATE_FADE * self._tokens + n_gained / self.n_slots
+            self._ms = _RATE_FADE * self._ms + wall_ms
+            self.rate = self._tokens / self._ms
 
     def drafted(self, drafter: str, n_steps: int, ms: float) -> None:
         """That drafter drafted n_steps tokens, one after the other, in `ms`."""
@@ -312,25 +345,24 @@ class DraftLength:
         self._calibrations = calibrations
         self._seq_id = seq_id
 
-    def opens(self, drafter: str, confidence: float | None = None) -> bool:
-        """Is a draft by `drafter` worth a try? `confidence` is that of its first token, where it is known before."""
+    def opens(self, drafter: str) -> bool:
+        """Is a draft by `drafter` worth a try?"""
         self._drafter, self._calibration = drafter, self._calibrations[drafter]
         self._p_all, self._probabilities = 1.0, list[float]()
-        if confidence is None:
-            return self._wants()
-        p = self._calibration.probability(0, confidence)
-        return self._policy.wants(self._seq_id, 0, 1.0, p, drafter)
+        return self._wants()
 
     def goes_on(self, confidence: float) -> bool:
         """A token was drafted with that confidence, 0 to 1: is another one worth drafting?"""
-        self.took(confidence)
-        return self._wants()
-
-    def took(self, confidence: float) -> None:
-        """A token was drafted that cost nothing, so that nobody need ask about the next."""
         p = self._calibration.drafted(len(self._probabilities), confidence)
         self._probabilities.append(p)
         self._p_all *= p
+        return self._wants()
+
+    def chooses(self, drafter: str, confidences: Sequence[float]) -> int:
+        """How many tokens of a draft that is there already, at no cost, are worth verifying."""
+        self._drafter, self._calibration = drafter, self._calibrations[drafter]
+        p = [self._calibration.probability(i, confidence) for i, confidence in enumerate(confidences)]
+        return self._policy.choose(self._seq_id, p)
 
     def keeps(self) -> int:
         """How many of the drafted tokens are worth verifying."""

@@ -13,6 +13,7 @@ from spec_server.options import (
     KvType,
     Layers,
     Ngram,
+    NgramOrAuto,
     Option,
     Positive,
     SpecVerify,
@@ -145,9 +146,15 @@ class DraftingFields(BaseModel):
         ),
     ] = "f16"
     spec_ngram_simple_size_n: Annotated[
-        Ngram,
-        Option("--spec-ngram-simple-size-n", _SPEC, "N", "tokens that must match", unit="tokens"),
-    ] = 12
+        NgramOrAuto,
+        Option(
+            "--spec-ngram-simple-size-n",
+            _SPEC,
+            "N|auto",
+            "tokens that must match; auto: 3 with --spec-adaptive, else 12",
+            unit="tokens",
+        ),
+    ] = -1
     spec_ngram_simple_size_m: Annotated[
         Ngram,
         Option(

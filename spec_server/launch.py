@@ -260,7 +260,7 @@ def _drafter_setup(
 
 def _ngram_options(settings: Settings) -> NgramOptions:
     return NgramOptions(
-        simple_size_n=settings.spec_ngram_simple_size_n,
+        simple_size_n=settings.ngram_simple_size_n,
         simple_size_m=settings.spec_ngram_simple_size_m,
         simple_min_hits=settings.spec_ngram_simple_min_hits,
         mod_n_match=settings.spec_ngram_mod_n_match,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import NoDecode
 
 # Start scripts of llama-server go on working: these are always so here, or have nothing to act on.
@@ -154,6 +154,12 @@ def _json_object(value: object) -> object:
     return value
 
 
+def _not_zero(value: int) -> int:
+    if value == 0:
+        raise ValueError("it must be 1 or more, or auto")
+    return value
+
+
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 Switch = Annotated[bool, BeforeValidator(_switch)]
 CountOrAuto = Annotated[int, BeforeValidator(_auto), Field(ge=-1)]
@@ -163,6 +169,7 @@ Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Ngram = Annotated[int, Field(ge=1, le=1024)]
+NgramOrAuto = Annotated[int, BeforeValidator(_auto), Field(ge=-1, le=1024), AfterValidator(_not_zero)]
 SpecVerify = Literal["exact-match", "token", "block"]
 FlashAttn = Annotated[Literal["on", "off", "auto"], BeforeValidator(_flash_attn)]
 Verbosity = Annotated[int, BeforeValidator(_verbosity), Field(ge=0, le=5)]

@@ -22,6 +22,7 @@ from spec_server.serving_fields import ComputeFields, LogFields, ServingFields
 ENV_PREFIX = "SPEC_SERVER_"
 AUTO_SLOTS = 4  # llama-server's number for --parallel -1
 FIXED_N_MAX, ADAPTIVE_N_MAX = 3, 16
+FIXED_NGRAM, ADAPTIVE_NGRAM = 12, 3
 SPEC_TYPES = ("none", "draft-simple", "draft-mtp", "ngram-simple", "ngram-mod")
 LOG_LEVELS = (logging.CRITICAL, logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG, logging.DEBUG)
 
@@ -105,6 +106,13 @@ class Settings(LogFields, SamplingFields, DraftingFields, ComputeFields, Serving
         if self.spec_draft_n_max >= 0:
             return self.spec_draft_n_max
         return ADAPTIVE_N_MAX if self.spec_adaptive else FIXED_N_MAX
+
+    @property
+    def ngram_simple_size_n(self) -> int:
+        """The same: with fixed lengths only a long match is worth a draft, a rule knows what a short one is worth."""
+        if self.spec_ngram_simple_size_n > 0:
+            return self.spec_ngram_simple_size_n
+        return ADAPTIVE_NGRAM if self.spec_adaptive else FIXED_NGRAM
 
     @property
     def log_level(self) -> int:

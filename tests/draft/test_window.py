@@ -104,6 +104,51 @@ def test_adaptive_length_is_near_the_best_fixed_one_and_never_slower_than_none(
     assert adaptive >= 0.95 * max(fixed)
 
 
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("acceptance", [0.2, 0.8, 0.95, 0.985])
+def test_of_a_draft_that_costs_nothing_as_much_is_verified_as_pays(machine: str, acceptance: float) -> None:
+    """A passage that is copied: 48 tokens are there in every round, each stands with the same probability."""
+    rng, cost = random.Random(1), MACHINES[machine]
+
+    def play(choose: Callable[[], int], learn: Callable[[int, int, float], None]) -> float:
+        tokens, ms = 0, 0.0
+        for _ in range(3000):
+            k = choose()
+            stood = next((j for j in range(k) if rng.random() >= acceptance), k)
+            step = cost(1 + k) * (1 + 0.1 * rng.random())
+            learn(k, stood, step)
+            tokens, ms = tokens + 1 + stood, ms + step
+        return tokens / ms
+
+    policy, calibration = LengthPolicy(guard=FakeGuard()), Calibration()
+    for n in (*WARM_UP, 32, 49) * 3:
+        policy.costs.observe(n, cost(n) * (1 + 0.1 * rng.random()))
+    confidence = [0.9] * 48
+
+    def choose() -> int:
+        policy.begin_step(1)
+        return policy.choose(0, [calibration.probability(i, c) for i, c in enumerate(confidence)])
+
+    def learn(k: int, stood: int, step: float) -> None:
+        calibration.learn(confidence[:k], stood)
+        policy.verified(0, k, stood)
+        policy.end_step(1 + k, step, step, 1 + stood)
+
+    adaptive = play(choose, learn)
+    fixed = [play(lambda k=k: k, lambda *_: None) for k in (0, 1, 2, 4, 8, 16, 32, 48)]  # type: ignore[misc]
+    assert adaptive >= 0.97 * fixed[0]
+    assert adaptive >= 0.92 * max(fixed)
+
+
+def test_the_rate_is_a_ratio_of_sums() -> None:
+    policy = LengthPolicy(guard=FakeGuard())
+    for _ in range(200):
+        policy.begin_step(1)
+        policy.end_step(1, 10.0, 10.0, 1)
+        policy.end_step(33, 200.0, 200.0, 33)
+    assert policy.rate == pytest.approx(34 / 210, rel=0.02)
+
+
 def test_drafting_comes_back_when_the_text_changes() -> None:
     simulation = Simulation(
         MACHINES["bound by arithmetic"], lambda i: 0.95 if (i // 1000) % 2 else 0.1, n_rounds=6000
