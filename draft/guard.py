@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 
 _FADE = 0.985  # of a rate's sums, per step
 _PLAIN_BLOCK, _DRAFT_BLOCK = 6, 160  # steps
-_ENOUGH = 40  # drafting steps that make a verdict
-_HOPELESS_AFTER, _HOPELESS = 2, 0.5
 _WORSE = 0.9  # finer differences are the rule's own business, and smaller than the noise here
-_BAD = 0.7
-_WAIT, _LONG_WAIT = 1600, 6400  # plain steps until drafting is tried again
+_LOSS_MS = 1000.0  # that much may be lost before drafting is stopped: a few long drafts that fail are bad luck
+_WAIT = 70.0  # times the loss until drafting is tried again, so that trying costs 1.5 %
+_HOPELESS_AFTER = 4  # steps
 
 
 @dataclass(slots=True)
@@ -42,13 +41,20 @@ class _Arms:
 
     plain: _Rate = field(default_factory=_Rate)
     drafting: _Rate = field(default_factory=_Rate)
+    verified: _Rate = field(default_factory=_Rate)  # as if every drafted token stood
     is_drafting: bool = False
-    is_stopped: bool = False
     n_steps: int = 0  # since the last change
-    wait: int = _WAIT
+    loss_ms: float = 0.0  # of late, against plain steps
+    wait_ms: float = 0.0  # until drafting is tried again
 
-    def turn(self, *, drafting: bool, stopped: bool = False) -> None:
-        self.is_drafting, self.is_stopped, self.n_steps = drafting, stopped, 0
+    def turn(self, *, drafting: bool) -> None:
+        self.is_drafting, self.n_steps = drafting, 0
+
+    def stop(self) -> None:
+        self.wait_ms = _WAIT * self.loss_ms
+        self.loss_ms = 0.0
+        self.drafting, self.verified = _Rate(), _Rate()
+        self.turn(drafting=False)
 
 
 class DraftGuard:
@@ -61,25 +67,29 @@ class DraftGuard:
         """May drafts be made in a step of that many decoding slots?"""
         return self._arms.setdefault(n_slots, _Arms()).is_drafting
 
-    def observe(self, n_slots: int, n_tokens: int, ms: float) -> None:
-        """The step took ms and yielded n_tokens over all slots."""
+    def observe(self, n_slots: int, n_batch: int, n_tokens: int, ms: float) -> None:
+        """The step took ms, with n_batch tokens in its batch, and yielded n_tokens over all slots."""
         arms = self._arms.setdefault(n_slots, _Arms())
         arms.n_steps += 1
-        if arms.n_steps > 1:  # the first step after a change pays for the change
-            (arms.drafting if arms.is_drafting else arms.plain).add(n_tokens, ms)
+        settled = arms.n_steps > 1  # the first step after a change pays for the change
         if arms.is_drafting:
-            self._judge(arms)
-        elif arms.n_steps >= (arms.wait if arms.is_stopped else _PLAIN_BLOCK):
-            if arms.is_stopped:
-                arms.drafting = _Rate()
+            arms.loss_ms = max(0.0, arms.loss_ms + ms - n_tokens / arms.plain.value())
+            if settled:
+                self._judge(arms, n_batch, n_tokens, ms)
+            return
+        arms.wait_ms = max(0.0, arms.wait_ms - ms)
+        if settled:
+            arms.plain.add(n_tokens, ms)
+        if arms.n_steps >= _PLAIN_BLOCK and not arms.wait_ms:
             arms.turn(drafting=True)
 
-    def _judge(self, arms: _Arms) -> None:
+    def _judge(self, arms: _Arms, n_batch: int, n_tokens: int, ms: float) -> None:
         """Stop where drafting makes fewer tokens; else a block of plain steps now and then."""
-        share = arms.drafting.value() / arms.plain.value() if arms.plain.ms and arms.drafting.ms else 1.0
-        is_hopeless = arms.drafting.n >= _HOPELESS_AFTER and share < _HOPELESS
-        if is_hopeless or (arms.drafting.n >= _ENOUGH and share < _WORSE):
-            arms.turn(drafting=False, stopped=True)
-            arms.wait = _LONG_WAIT if share < _BAD else _WAIT
+        arms.drafting.add(n_tokens, ms)
+        arms.verified.add(n_batch, ms)
+        plain = arms.plain.value()
+        is_hopeless = arms.drafting.n >= _HOPELESS_AFTER and arms.verified.value() < _WORSE * plain
+        if is_hopeless or (arms.loss_ms > _LOSS_MS and arms.drafting.value() < _WORSE * plain):
+            arms.stop()
         elif arms.n_steps >= _DRAFT_BLOCK:
             arms.turn(drafting=False)

@@ -313,7 +313,7 @@ class LengthPolicy:
     def end_step(self, n_tokens: int, target_ms: float, wall_ms: float, n_gained: int) -> None:
         """A step of only decoding slots is over: its batch size, its times, the tokens that it yielded."""
         self.costs.observe(n_tokens, target_ms)
-        self.guard.observe(self.n_slots, n_gained, wall_ms)
+        self.guard.observe(self.n_slots, n_tokens, n_gained, wall_ms)
         if wall_ms > 0.0:
             # A ratio of sums: the mean of the steps' own rates would make much of short steps.
             self._tokens = _RATE_FADE * self._tokens + n_gained / self.n_slots

@@ -18,7 +18,7 @@ def rate(tokens_per_ms: Callable[[float, bool], float], n_steps: int = 20_000, s
         drafting = guard.allows(1)
         n = rng.choice((1, 2, 3)) if drafting else 1
         step = n / tokens_per_ms(ms, drafting) * rng.uniform(0.9, 1.1)
-        guard.observe(1, n, step)
+        guard.observe(1, 4 if drafting else 1, n, step)
         ms, tokens = ms + step, tokens + n
     return tokens / ms
 
@@ -40,6 +40,26 @@ def test_drafting_comes_back_when_it_gains_again() -> None:
     assert made > 1.3 * 0.1
 
 
+def test_a_few_long_drafts_that_fail_do_not_stop_drafting() -> None:
+    """Each takes twenty plain steps; the rule has seen by then what they are worth."""
+    guard, n_drafting = DraftGuard(), 0
+    for i in range(1000):
+        drafting = guard.allows(1)
+        n_drafting += drafting
+        fails = drafting and i < 12 and i % 2
+        guard.observe(1, 49 if fails else 1, 1, 200.0 if fails else 10.0)
+    assert n_drafting > 900
+
+
+def test_a_draft_that_could_not_gain_if_all_of_it_stood_is_not_made_for_long() -> None:
+    guard, n_drafting = DraftGuard(), 0
+    for _ in range(2000):
+        drafting = guard.allows(8)
+        n_drafting += drafting
+        guard.observe(8, 20 if drafting else 8, 12 if drafting else 8, 60.0 if drafting else 5.0)
+    assert n_drafting < 40
+
+
 def test_numbers_of_slots_are_judged_apart() -> None:
     guard = DraftGuard()
     drafted = {1: 0, 8: 0}
@@ -48,6 +68,6 @@ def test_numbers_of_slots_are_judged_apart() -> None:
             drafting = guard.allows(n_slots)
             drafted[n_slots] += drafting
             with_drafts = 1.0 if n_slots == 1 else 20.0
-            guard.observe(n_slots, n_slots, with_drafts if drafting else 2.0)
+            guard.observe(n_slots, 2 * n_slots if drafting else n_slots, n_slots, with_drafts if drafting else 2.0)
     assert drafted[1] > 900
     assert drafted[8] < 50
