@@ -56,7 +56,7 @@ class GreedyDrafting:
 GREEDY_DRAFTING = GreedyDrafting()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DraftRequest:
     """Ask for at most n_max tokens after `last_token`, which stands at position len(tokens) and is in no context yet.
 
@@ -115,7 +115,8 @@ class Drafter(Protocol):
     """Drafts for all slots; sequence ids are slot ids.
 
     The order of calls per sequence: begin, then process after each prompt chunk, then rounds of
-    propose -> (the target decodes) -> process -> accept. Between steps the drafter stands where the target stands.
+    propose -> (the target decodes) -> process -> accept. Between steps the drafter stands where the target stands, or
+    behind it where it need not draft at present.
     `process` gets every target batch before the next decode, since hidden rows are views; a part whose n_draft is
     not 0 is settled by the `accept` that follows, whoever proposed it.
     """

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import replace
 
 import orjson
 
@@ -41,10 +40,18 @@ class CalibratedDrafter:
         self.model_identity = inner.model_identity
         self._overall = {name: Calibration() for name in members}  # over all texts: where a new one begins
         self._calibrations = [self._fresh() for _ in range(n_slots)]
+        self._lengths: list[DraftLength | None] = [None] * n_slots
+        for seq_id in range(n_slots):
+            self._set(seq_id, self._calibrations[seq_id])
         self._proposed: dict[int, Draft] = {}
 
     def _fresh(self) -> dict[str, Calibration]:
         return {name: overall.fade(_FROM_OTHERS) for name, overall in self._overall.items()}
+
+    def _set(self, seq_id: int, calibrations: dict[str, Calibration]) -> None:
+        self._calibrations[seq_id] = calibrations
+        if self.policy is not None:
+            self._lengths[seq_id] = DraftLength(self.policy, calibrations, seq_id)
 
     @property
     def decode_ns(self) -> int:
@@ -56,10 +63,9 @@ class CalibratedDrafter:
         policy = self.policy
         if policy is None:
             return self.inner.propose(requests)
-        ruled = [
-            replace(r, length=DraftLength(policy, self._calibrations[r.seq_id], r.seq_id)) for r in requests
-        ]
-        drafts = self.inner.propose(ruled)
+        for request in requests:
+            request.length = self._lengths[request.seq_id]
+        drafts = self.inner.propose(requests)
         for request, draft in zip(requests, drafts, strict=True):
             self._proposed[request.seq_id] = draft
         return drafts
@@ -101,7 +107,7 @@ class CalibratedDrafter:
     def apply(self, seq_id: int, state: DraftState, tokens: Ints, *, partial: bool) -> str:
         if not partial:
             calibrations, spec = self._unpack(state.spec)
-            self._calibrations[seq_id] = calibrations
+            self._set(seq_id, calibrations)
             state = DraftState(state.context, spec)
         return self.inner.apply(seq_id, state, tokens, partial=partial)
 
@@ -141,7 +147,7 @@ class CalibratedDrafter:
 
     def begin(self, seq_id: int, tokens: Ints) -> None:
         if not len(tokens):
-            self._calibrations[seq_id] = self._fresh()
+            self._set(seq_id, self._fresh())
         self.inner.begin(seq_id, tokens)
 
     def process(self, batch: Batch) -> None:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 
 from draft import fit as fit_header
 from draft.base import (
+    EMPTY_DRAFT,
     Accepted,
     Draft,
     DraftRequest,
@@ -22,7 +23,7 @@ from draft.base import (
     DraftStateError,
     Ints,
 )
-from draft.growing import GrowingDraft, report_cost
+from draft.growing import GrowingDraft, opens, report_cost
 from spec_server.runtime.batch import Batch
 from spec_server.runtime.context import Context
 from spec_server.runtime.errors import LlamaError, StateError
@@ -143,13 +144,16 @@ class DraftModelDrafter:
     # -- drafting
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        drafts = [GrowingDraft(r, self.n_max, self._model.eog, self.name) for r in requests]
-        wanted = [d for d in drafts if d.n_max > 0]
+        wanted = []
+        for r in requests:
+            if opens(r, self.n_max, self.name):
+                self._resting.discard(r.seq_id)
+                wanted.append(GrowingDraft(r, self.n_max, self._model.eog, self.name))
+            elif r.length is not None:
+                self._resting.add(r.seq_id)
+        if not wanted:
+            return [EMPTY_DRAFT] * len(requests)
         self._catch_up([d.request for d in wanted])
-        self._resting.difference_update(r.seq_id for r in requests)
-        self._resting.update(
-            d.request.seq_id for d in drafts if d.n_max == 0 and d.request.length is not None
-        )
         started = time.perf_counter_ns()
         active = [d for d in wanted if self.n_tokens(d.request.seq_id) == len(d.request.tokens)]
         self._before_drafts(active)
@@ -169,7 +173,8 @@ class DraftModelDrafter:
             best = rows.argmax(axis=1).tolist()
             active = [d for i, d in enumerate(active) if d.take(best[i], rows[i])]
         report_cost(wanted, started)
-        return [d.done() for d in drafts]
+        made = {d.request.seq_id: d.done() for d in wanted}
+        return [made.get(r.seq_id, EMPTY_DRAFT) for r in requests]
 
     def _before_drafts(self, drafts: Sequence[GrowingDraft]) -> None:
         """Recurrent memory cannot take single tokens back: keep what it held in front of them."""

@@ -10,6 +10,13 @@ import numpy as np
 from draft.base import EMPTY_DRAFT, Distribution, Draft, DraftRequest, Floats
 
 
+def opens(request: DraftRequest, n_max: int, drafter: str) -> bool:
+    """Is there room for a draft, and does the length rule, if there is one, want it?"""
+    if request.n_max <= 0 or n_max <= 0:
+        return False
+    return request.length is None or request.length.opens(drafter)
+
+
 class GrowingDraft:
     """Takes the likeliest token of each step, or draws one where the request samples. Ends at a limit, before
     a step whose likeliest token is below p_min, and behind an end token."""
@@ -25,8 +32,6 @@ class GrowingDraft:
         self._n_max = min(request.n_max, n_max)
         self._end = end
         self._drafter = drafter
-        if self._n_max > 0 and request.length is not None and not request.length.opens(drafter):
-            self._n_max = 0
 
     @property
     def n_max(self) -> int:

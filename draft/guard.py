@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 _FADE = 0.985  # of a rate's sums, per step
 _PLAIN_BLOCK, _DRAFT_BLOCK = 6, 160  # steps
 _WORSE = 0.9  # finer differences are the rule's own business, and smaller than the noise here
-_LOSS_MS = 1000.0  # that much may be lost before drafting is stopped: a few long drafts that fail are bad luck
+_LOSS_MS = (
+    1000.0  # that much may be lost before drafting is stopped: a few long drafts that fail are bad luck
+)
 _WAIT = 70.0  # times the loss until drafting is tried again, so that trying costs 1.5 %
 _HOPELESS_AFTER = 4  # steps
 
@@ -69,6 +71,8 @@ class DraftGuard:
 
     def observe(self, n_slots: int, n_batch: int, n_tokens: int, ms: float) -> None:
         """The step took ms, with n_batch tokens in its batch, and yielded n_tokens over all slots."""
+        if ms <= 0.0 or n_tokens <= 0:
+            return
         arms = self._arms.setdefault(n_slots, _Arms())
         arms.n_steps += 1
         settled = arms.n_steps > 1  # the first step after a change pays for the change

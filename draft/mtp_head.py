@@ -26,7 +26,7 @@ from draft.base import (
     Floats,
     Ints,
 )
-from draft.growing import GrowingDraft, report_cost
+from draft.growing import GrowingDraft, opens, report_cost
 from spec_server.runtime.batch import Batch
 from spec_server.runtime.context import Context
 from spec_server.runtime.errors import LlamaError
@@ -151,10 +151,10 @@ class MtpHeadDrafter:
 
     def _start_draft(self, request: DraftRequest) -> GrowingDraft | None:
         """None where the head cannot draft now: nothing wanted, or it does not stand where the target stands."""
-        n = len(request.tokens)
-        draft = GrowingDraft(request, min(self.n_max, self._ctx.n_ctx_seq), self._model.eog, self.name)
-        if draft.n_max <= 0 or self.n_tokens(request.seq_id) != n:
+        n, n_max = len(request.tokens), min(self.n_max, self._ctx.n_ctx_seq)
+        if self.n_tokens(request.seq_id) != n or not opens(request, n_max, self.name):
             return None
+        draft = GrowingDraft(request, n_max, self._model.eog, self.name)
         if self._ctx.n_tokens(request.seq_id) + draft.n_max > self._ctx.n_ctx_seq:
             self._restart(request.seq_id, n, keep_row=True)
         return draft

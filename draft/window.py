@@ -28,8 +28,10 @@ _LONG_MEMORY = 256.0  # of the last position's cells: one long draft is dozens o
 _PRIOR = 2.0  # observations that the drafter's own confidence counts for
 _LOOK_AHEAD = 16
 _LARGEST_STEP = 128
+_TABLE_FOR = 16  # steps; what a known size costs moves by 2 % in one at most
 _PROBE_LOSS = 0.003  # share of the rate that a slot which does not draft may spend on trying again
 _SHORTEST_WAIT, _LONGEST_WAIT = 8, 256  # rounds
+_REST = 7  # rounds; nothing that the answer depends on moves far in them
 _EXPLORE = 32  # every so many drafts one goes on as long as it may stand, so that later positions are known
 _EXPLORE_ABOVE = 0.3
 _RATE_FADE = 0.98  # of the sums behind the rate, per step
@@ -125,12 +127,13 @@ class StepCosts:
     may be read from another.
     """
 
-    __slots__ = ("_level", "_seen", "_shape", "_table")
+    __slots__ = ("_level", "_seen", "_shape", "_stale", "_table")
 
     def __init__(self) -> None:
         self._level = math.nan
         self._shape: dict[int, float] = {}
         self._seen: dict[int, int] = {}
+        self._stale = 0  # observations since the table was made
         self._table: list[float] = []  # shape by tokens in the batch, not logarithmic; [0] unused
 
     def observe(self, n_tokens: int, ms: float) -> None:
@@ -147,7 +150,9 @@ class StepCosts:
             self._level += 0.1 * error
         self._seen[n_tokens] = seen + 1
         self._shape[n_tokens] = shape + max(0.02, 1.0 / (seen + 2)) * error
-        self._table = self._interpolate()
+        self._stale += 1
+        if seen < 3 or self._stale >= _TABLE_FOR:
+            self._table, self._stale = self._interpolate(), 0
 
     def ms(self, n_tokens: int) -> float:
         """Expected milliseconds; never less than that of a smaller batch. 0 before anything was seen."""
@@ -194,6 +199,7 @@ class _Probe:
     waited: int = 0
     n_drafts: int = 0
     at_once: bool = False
+    rest: int = 0  # rounds for which the last answer, no, holds
 
 
 @dataclass(slots=True)
@@ -238,10 +244,16 @@ class LengthPolicy:
         )
 
     def _opens(self, seq_id: int, p_next: float, draft_ms: float) -> bool:
+        probe = self._probes.setdefault(seq_id, _Probe())
+        if probe.rest and not probe.at_once:
+            probe.rest -= 1
+            probe.waited += 1
+            return False
         gain = self._gain(0, 1.0, p_next, draft_ms)
         if gain > 0.0:
             self._pays(seq_id)
             return True
+        probe.rest = _REST
         return self._tries(seq_id, gain)
 
     def _pays(self, seq_id: int) -> None:

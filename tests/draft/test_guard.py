@@ -68,6 +68,8 @@ def test_numbers_of_slots_are_judged_apart() -> None:
             drafting = guard.allows(n_slots)
             drafted[n_slots] += drafting
             with_drafts = 1.0 if n_slots == 1 else 20.0
-            guard.observe(n_slots, 2 * n_slots if drafting else n_slots, n_slots, with_drafts if drafting else 2.0)
+            guard.observe(
+                n_slots, 2 * n_slots if drafting else n_slots, n_slots, with_drafts if drafting else 2.0
+            )
     assert drafted[1] > 900
     assert drafted[8] < 50
