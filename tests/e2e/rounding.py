@@ -148,7 +148,8 @@ def replay(answers: Sequence[Answer], shape: Shape, model: Model) -> list[list[P
             for work, part in zip(works, parts, strict=True):
                 if work.rows:
                     rows = context.logits(part.out_start, part.n_out)
-                    picks[work.answer] += [_pick(row) for row in rows[: work.rows]]
+                    banned = sorted(model.eog) if answers[work.answer].bans_eog else []
+                    picks[work.answer] += [_pick(row, banned) for row in rows[: work.rows]]
             for work in works:
                 context.truncate(work.slot, work.pos0 + work.n_keep)
     batch.close()
@@ -158,7 +159,10 @@ def replay(answers: Sequence[Answer], shape: Shape, model: Model) -> list[list[P
     return picks
 
 
-def _pick(row: np.ndarray) -> Pick:
+def _pick(row: np.ndarray, banned: Sequence[int]) -> Pick:
+    if banned:
+        row = row.copy()
+        row[banned] = -np.inf
     top = np.argpartition(row, -2)[-2:]
     # argmax, as the first of equals is taken
     best = int(row.argmax())

@@ -55,6 +55,7 @@ class Answer:
     stop_type: str
     rounds: tuple[Mapping[str, Any], ...]
     steps: tuple[int, ...]
+    bans_eog: bool = False
 
     @property
     def history(self) -> tuple[int, ...]:
@@ -90,6 +91,7 @@ def answer_of(prompt: Sequence[int], body: Mapping[str, Any]) -> Answer:
         stop_type=body["stop_type"],
         rounds=tuple({key: value for key, value in entry.items() if key != "step"} for entry in trace),
         steps=tuple(entry["step"] for entry in trace),
+        bans_eog=body["generation_settings"]["ignore_eos"],
     )
 
 

@@ -56,7 +56,8 @@ def old(pair: str, folder: Path, start_server: Start) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def scene(pair: str, folder: Path, old: Served) -> Scene:
-    prompt = prompt_of(old, 711, skip=3) if pair in MORE else old.chat_tokens(conversations(2)[1])
+    # One without near ties: a restored window lies in other cells than a live one, and sums round differently there.
+    prompt = prompt_of(old, 711, skip=5) if pair in MORE else old.chat_tokens(conversations(2)[1])
     live = {}
     for name, follow_up in FOLLOW_UPS.items():
         old.erase(SLOT)
