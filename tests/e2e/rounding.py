@@ -7,9 +7,9 @@ process, has to come to the same two tokens, both of which are the plain run's t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -36,11 +36,12 @@ class Shape:
 
 @dataclass(frozen=True)
 class Pick:
-    """The best two tokens of one row, and how far the second lies behind."""
+    """The best two tokens of one row, how far the second lies behind, and all that lie no more than MAX_GAP behind."""
 
     best: int
     second: int
     gap: float
+    close: Mapping[int, float] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,20 @@ def parting(plain: Answer, other: Answer, shape: Shape) -> Parting | None:
 
 
 def judged(
-    plain: Answer, other: Answer, of_plain: Sequence[Pick], of_other: Sequence[Pick], at: int
+    plain: Answer,
+    other: Answer,
+    of_plain: Sequence[Pick],
+    of_other: Sequence[Pick],
+    at: int,
+    in_crowd: bool = False,
 ) -> Parting:
+    """In a crowd every token within MAX_GAP may win: neighbours' cells move logits more than a batch's size does."""
     ours, theirs = plain.tokens[at], other.tokens[at]
     assert of_plain[at].best == ours, f"token {at}: the plain run has {ours}, its replay {of_plain[at]}"
     assert of_other[at].best == theirs, f"token {at}: the other run has {theirs}, its replay {of_other[at]}"
+    if in_crowd:
+        assert theirs in of_plain[at].close, f"token {at}: {theirs} is not close to the best: {of_plain[at]}"
+        return Parting(at, ours, theirs, of_plain[at].close[theirs])
     assert theirs == of_plain[at].second, f"token {at}: {theirs} is not among the best two: {of_plain[at]}"
     assert of_plain[at].gap <= MAX_GAP, f"token {at}: {of_plain[at]}"
     return Parting(at, ours, theirs, of_plain[at].gap)
@@ -167,7 +177,8 @@ def _pick(row: np.ndarray, banned: Sequence[int]) -> Pick:
     # argmax, as the first of equals is taken
     best = int(row.argmax())
     second = int(top[0] if top[1] == best else top[1])
-    return Pick(best, second, float(row[best] - row[second]))
+    close = {int(i): float(row[best] - row[i]) for i in np.flatnonzero(row >= row[best] - MAX_GAP)}
+    return Pick(best, second, float(row[best] - row[second]), close)
 
 
 def _steps(answers: Sequence[Answer], shape: Shape) -> list[list[_Work]]:
