@@ -13,7 +13,7 @@ from typing import Protocol
 import httpx
 from rich.console import Console
 
-from eval import acceptance, transfer
+from eval import acceptance, rates, transfer
 from eval.bench import command as bench
 from eval.client import ServerError
 from eval.fidelity import command as fidelity
@@ -32,6 +32,7 @@ COMMANDS: dict[str, Command] = {
     "acceptance": acceptance,
     "bench": bench,
     "fidelity": fidelity,
+    "rates": rates,
     "transfer": transfer,
 }
 

@@ -86,7 +86,7 @@ class Client:
     def sample(
         self, prompt: Sequence[int], *, max_tokens: int, options: Mapping[str, object]
     ) -> tuple[list[int], Mapping[str, Any]]:
-        """The tokens of one answer of /completion, and its timings; not streamed, end tokens are tokens."""
+        """The tokens of one answer of /completion, and its timings; not streamed, and nothing ends it early."""
         body = {"prompt": list(prompt), "n_predict": max_tokens, "return_tokens": True, "ignore_eos": True}
         answer = self._ask("/completion", body | dict(options))
         return [int(token) for token in answer["tokens"]], answer["timings"]
