@@ -144,7 +144,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory, start_server: Start) -> tup
         server.save(0, name)
         goes_on[name] = server.ask([*first.prompt, 7], 4, ignore_eos=True)
     server.stop()
-    shutil.copy(folder / "small.bin", folder / "a.bin")
     return folder, goes_on
 
 
@@ -152,6 +151,7 @@ def run(folder: Path, goes_on: dict[str, Answer], log: Path, n_kills: int) -> No
     rng = random.Random(SEED)
     n_torn = n_done = 0
     on_disk = "small.bin"
+    shutil.copy(folder / on_disk, folder / "a.bin")
     with Victims(flags(PAIR, slots=2, slot_dir=folder), log) as victims:
         for _ in range(n_kills):
             with victims.running():
