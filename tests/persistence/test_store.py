@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -270,18 +271,20 @@ def test_a_root_that_turns_read_only_refuses_saves_and_goes_on_reading(tmp_path:
     assert [file.n_tokens for file in store.list(DEFAULT_OWNER)] == [3]
 
 
-@pytest.fixture
+@contextmanager
 def small_files() -> Iterator[None]:
-    """No file of this process may grow beyond 4 KiB, as on a full disk."""
+    """No file of this process may grow beyond 4 KiB, as on a full disk; what pytest writes to is one of them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_file_beyond_the_size_limit_is_no_space(store: DirectoryStore, small_files: None) -> None:
+def test_a_file_beyond_the_size_limit_is_no_space(store: DirectoryStore) -> None:
     save(store, "a.bin")
-    with pytest.raises(NoSpace, match=r"a\.bin"):
+    with pytest.raises(NoSpace, match=r"a\.bin"), small_files():
         save(store, "a.bin", (9,), STATE_HEAD + bytes(5000))
     assert [file.n_tokens for file in store.list(DEFAULT_OWNER)] == [3]
     assert os.listdir(store.root) == ["a.bin"]
