@@ -76,7 +76,8 @@ def test_transfers_go_on_without_their_callers(tmp_path: Path, path: Path) -> No
                 turn = await server.ask(request(follow_up, 4, id_slot=slot))
                 assert (turn.timings.cache_n, turn.tokens) == (lengths[slot], tokens)
             await server.save(0, "last")
-        assert tokens_of(tmp_path / "left") in lengths.values()
+        # The last save may have waited until its slot's turn was over.
+        assert tokens_of(tmp_path / "left") in {n + more for n in lengths.values() for more in (0, 4)}
         assert sorted(p.name for p in tmp_path.iterdir()) == ["0", "1", "last", "left"]
 
     asyncio.run(run())
