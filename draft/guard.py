@@ -17,7 +17,7 @@ _LOSS_MS = (
     1000.0  # that much may be lost before drafting is stopped: a few long drafts that fail are bad luck
 )
 _WAIT = 70.0  # times the loss until drafting is tried again, so that trying costs 1.5 %
-_HOPELESS_AFTER = 4  # steps
+_HOPELESS_AFTER = 4  # steps with drafts
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class _Arms:
 
     plain: _Rate = field(default_factory=_Rate)
     drafting: _Rate = field(default_factory=_Rate)
-    verified: _Rate = field(default_factory=_Rate)  # as if every drafted token stood
+    verified: _Rate = field(default_factory=_Rate)  # steps with drafts, as if every drafted token stood
     is_drafting: bool = False
     n_steps: int = 0  # since the last change
     loss_ms: float = 0.0  # of late, against plain steps
@@ -79,7 +79,7 @@ class DraftGuard:
         if arms.is_drafting:
             arms.loss_ms = max(0.0, arms.loss_ms + ms - n_tokens / arms.plain.value())
             if settled:
-                self._judge(arms, n_batch, n_tokens, ms)
+                self._judge(arms, n_slots, n_batch, n_tokens, ms)
             return
         arms.wait_ms = max(0.0, arms.wait_ms - ms)
         if settled:
@@ -87,12 +87,13 @@ class DraftGuard:
         if arms.n_steps >= _PLAIN_BLOCK and not arms.wait_ms:
             arms.turn(drafting=True)
 
-    def _judge(self, arms: _Arms, n_batch: int, n_tokens: int, ms: float) -> None:
+    def _judge(self, arms: _Arms, n_slots: int, n_batch: int, n_tokens: int, ms: float) -> None:
         """Stop where drafting makes fewer tokens; else a block of plain steps now and then."""
         arms.drafting.add(n_tokens, ms)
-        arms.verified.add(n_batch, ms)
+        if n_batch > n_slots:
+            arms.verified.add(n_batch, ms)
         plain = arms.plain.value()
-        is_hopeless = arms.drafting.n >= _HOPELESS_AFTER and arms.verified.value() < _WORSE * plain
+        is_hopeless = arms.verified.n >= _HOPELESS_AFTER and arms.verified.value() < _WORSE * plain
         if is_hopeless or (arms.loss_ms > _LOSS_MS and arms.drafting.value() < _WORSE * plain):
             arms.stop()
         elif arms.n_steps >= _DRAFT_BLOCK:

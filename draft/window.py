@@ -149,7 +149,8 @@ class StepCosts:
             error = max(-0.7, min(0.7, error))
             self._level += 0.1 * error
         self._seen[n_tokens] = seen + 1
-        self._shape[n_tokens] = shape + max(0.02, 1.0 / (seen + 2)) * error
+        # Once a size is known the level takes the error: else the sizes that come often would take it alone.
+        self._shape[n_tokens] = shape + (1.0 / (seen + 1) if seen < 3 else 0.02) * error
         self._stale += 1
         if seen < 3 or self._stale >= _TABLE_FOR:
             self._table, self._stale = self._interpolate(), 0
