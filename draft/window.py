@@ -62,7 +62,7 @@ class Calibration:
         p = self.probability(position, confidence)
         i = min(position, _POSITIONS - 1)
         self._expected[i] = (
-            p if self._expected[i] < 0.0 else self._expected[i] + 0.03 * (p - self._expected[i])
+            p if self._expected[i] < 0.0 else self._expected[i] + 0.08 * (p - self._expected[i])
         )
         return p
 
