@@ -39,10 +39,10 @@ class CalibratedDrafter:
         self.n_ctx_seq = inner.n_ctx_seq
         self.model_identity = inner.model_identity
         self._overall = {name: Calibration() for name in members}  # over all texts: where a new one begins
-        self._calibrations = [self._fresh() for _ in range(n_slots)]
+        self._calibrations: list[dict[str, Calibration]] = [{}] * n_slots
         self._lengths: list[DraftLength | None] = [None] * n_slots
         for seq_id in range(n_slots):
-            self._set(seq_id, self._calibrations[seq_id])
+            self._set(seq_id, self._fresh())
         self._proposed: dict[int, Draft] = {}
 
     def _fresh(self) -> dict[str, Calibration]:

@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 _FADE = 0.985  # of a rate's sums, per step
 _PLAIN_BLOCK, _DRAFT_BLOCK = 6, 160  # steps
 _WORSE = 0.9  # finer differences are the rule's own business, and smaller than the noise here
-_LOSS_MS = (
-    1000.0  # that much may be lost before drafting is stopped: a few long drafts that fail are bad luck
-)
+_LOSS_MS = 1000.0  # may be lost before drafting is stopped: a few long drafts that fail are bad luck
 _WAIT = 70.0  # times the loss until drafting is tried again, so that trying costs 1.5 %
 _HOPELESS_AFTER = 4  # steps with drafts
 

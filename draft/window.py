@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 import struct
 from bisect import bisect
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from draft.guard import DraftGuard
 
@@ -205,7 +205,7 @@ class _Probe:
 
 @dataclass(slots=True)
 class LengthPolicy:
-    """The rule for one engine. `begin_step` opens a step; drafters ask `wants` and `cut` for each slot in it."""
+    """The rule for one engine. `begin_step` opens a step; drafters ask it for each slot in it."""
 
     costs: StepCosts = field(default_factory=StepCosts)
     draft_ms: dict[str, float] = field(
@@ -217,7 +217,7 @@ class LengthPolicy:
     _tokens: float = 0.0  # by slot, of the steps just past, as is the next
     _ms: float = 0.0
     _is_allowed: bool = True
-    _probes: dict[int, _Probe] = field(default_factory=dict)
+    _probes: dict[int, _Probe] = field(default_factory=lambda: defaultdict(_Probe))
     _probing: set[int] = field(default_factory=set)
 
     def begin_step(self, n_slots: int) -> None:
@@ -245,7 +245,7 @@ class LengthPolicy:
         )
 
     def _opens(self, seq_id: int, p_next: float, draft_ms: float) -> bool:
-        probe = self._probes.setdefault(seq_id, _Probe())
+        probe = self._probes[seq_id]
         if probe.rest and not probe.at_once:
             probe.rest -= 1
             probe.waited += 1
@@ -258,13 +258,13 @@ class LengthPolicy:
         return self._tries(seq_id, gain)
 
     def _pays(self, seq_id: int) -> None:
-        probe = self._probes.setdefault(seq_id, _Probe())
+        probe = self._probes[seq_id]
         probe.waited = 0
         probe.n_drafts += 1
 
     def _tries(self, seq_id: int, gain: float) -> bool:
         """Where a draft loses `gain`: is it time for one all the same?"""
-        probe = self._probes.setdefault(seq_id, _Probe())
+        probe = self._probes[seq_id]
         probe.waited += 1
         if not probe.at_once and probe.waited < min(_LONGEST_WAIT, max(_SHORTEST_WAIT, -gain / _PROBE_LOSS)):
             return False
@@ -298,30 +298,31 @@ class LengthPolicy:
         """
         if self.rate <= 0.0 or seq_id in self._probing:
             return min(_TRY_TOKENS, len(probabilities))
-        gains = self._gains(probabilities)
-        best = int(gains.argmax()) if len(gains) else 0
-        return best + 1 if len(gains) and gains[best] > 0.0 else 0
+        return self._best(probabilities)[0]
 
     def choose(self, seq_id: int, probabilities: Sequence[float]) -> int:
         """The same for a draft that costs nothing and nobody asked `wants` about."""
         if not self._is_allowed or not probabilities:
             return 0
         if self.rate > 0.0:
-            gains = self._gains(probabilities)
-            best = int(gains.argmax())
-            if gains[best] > 0.0:
+            best, gain = self._best(probabilities)
+            if best:
                 self._pays(seq_id)
-                return best + 1
-            if not self._tries(seq_id, float(gains[best])):
+                return best
+            if not self._tries(seq_id, gain):
                 return 0
         return min(_TRY_TOKENS, len(probabilities))
 
-    def _gains(self, probabilities: Sequence[float]) -> npt.NDArray[np.float64]:
-        """[k] E - r T of verifying the first 1 to k drafted tokens, against none."""
+    def _best(self, probabilities: Sequence[float]) -> tuple[int, float]:
+        """How many of the drafted tokens to verify, 0 where no number gains, and E - r T of the best against none."""
+        if not probabilities:
+            return 0, 0.0
         n, r = self.n_slots, self.rate
         ms = [self.costs.ms(n * (1 + k)) for k in range(len(probabilities) + 1)]
-        tokens: npt.NDArray[np.float64] = np.cumsum(np.cumprod(probabilities))
-        return tokens - (r / n) * (np.array(ms[1:]) - ms[0])
+        gains = np.cumsum(np.cumprod(probabilities)) - (r / n) * (np.array(ms[1:]) - ms[0])
+        best = int(gains.argmax())
+        gain = float(gains[best])
+        return (best + 1 if gain > 0.0 else 0), gain
 
     def end_step(self, n_tokens: int, target_ms: float, wall_ms: float, n_gained: int) -> None:
         """A step of only decoding slots is over: its batch size, its times, the tokens that it yielded."""

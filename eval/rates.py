@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import statistics
 import sys
@@ -53,6 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, server_args: Sequence[str], console: Console) -> int:
     command = [sys.executable, "-m", "spec_server", "-m", str(models.target()), "-md", str(models.DRAFTER)]
     command += ["-np", "1", "-c", "2048", "--metrics", "--threads-adaptive", "off", *server_args]
+    if args.png:
+        importlib.import_module("eval.bench.charts")  # a missing library is told before anything is measured
     lengths: list[Length] = []
     adaptive: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="eval-") as folder:
@@ -72,7 +75,11 @@ def run(args: argparse.Namespace, server_args: Sequence[str], console: Console) 
         facts = {"lengths": [asdict(one) for one in lengths], "adaptive": adaptive}
         args.json.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     if args.png:
-        _draw(lengths, adaptive, args.png)
+        from eval.bench import charts
+
+        measured = {w: [one.measured for one in lengths if one.workload == w] for w in adaptive}
+        expected = {w: [one.predicted for one in lengths if one.workload == w] for w in adaptive}
+        charts.draw_predicted(measured, expected, adaptive, args.png)
     return 0
 
 
@@ -136,23 +143,3 @@ def _lines(workload: str, lengths: Sequence[Length], adaptive: float) -> list[st
         f"{workload:8} rule measured {adaptive:6.1f}, {adaptive / best:.3f} of the best fixed length,"
         f" {adaptive / lengths[0].measured:.3f} of none",
     ]
-
-
-def _draw(lengths: Sequence[Length], adaptive: Mapping[str, float], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4))
-    for i, (workload, rate) in enumerate(adaptive.items()):
-        mine = [one for one in lengths if one.workload == workload]
-        xs = [one.n_max for one in mine]
-        axes.plot(xs, [one.measured for one in mine], "o-", color=f"C{i}", label=f"{workload}, measured")
-        axes.plot(xs, [one.predicted for one in mine], "x--", color=f"C{i}", label=f"{workload}, predicted")
-        axes.axhline(rate, color=f"C{i}", linewidth=1, linestyle=":", label=f"{workload}, adaptive")
-    axes.set(xlabel="drafted tokens per round", ylabel="tokens per second", ylim=(0, None))
-    axes.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)

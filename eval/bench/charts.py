@@ -1,8 +1,8 @@
-"""A run as PNG charts; the only module that needs matplotlib."""
+"""What was measured as PNG charts; the only module that needs matplotlib."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -96,6 +96,24 @@ def _lengths(run: Run, configs: Sequence[Config], n_clients: int, folder: Path) 
     row[0][0].set_ylabel(f"tokens per second, {clients(n_clients)}")
     row[0][0].legend(fontsize=7)
     return _save(figure, folder / f"lengths-{n_clients}.png")
+
+
+def draw_predicted(
+    measured: Mapping[str, Sequence[float]],
+    predicted: Mapping[str, Sequence[float]],
+    adaptive: Mapping[str, float],
+    path: Path,
+) -> None:
+    """Tokens per second of draft lengths 0, 1, ... by workload, and what the length rule made of it."""
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    for i, (workload, rate) in enumerate(adaptive.items()):
+        colour = f"C{i}"
+        axes.plot(measured[workload], "o-", color=colour, label=f"{workload}, measured")
+        axes.plot(predicted[workload], "x--", color=colour, label=f"{workload}, predicted")
+        axes.axhline(rate, color=colour, linewidth=1, linestyle=":", label=f"{workload}, adaptive")
+    axes.set(xlabel="drafted tokens per round", ylabel="tokens per second", ylim=(0, None))
+    axes.legend(fontsize=8)
+    _save(figure, path)
 
 
 def _save(figure: Figure, path: Path) -> Path:

@@ -33,7 +33,7 @@ from spec_server.engine.errors import (
     Unavailable,
 )
 from spec_server.engine.locks import SlotLocks
-from spec_server.engine.outbox import Outbox
+from spec_server.engine.outbox import Events, Outbox
 from spec_server.engine.report import counters, slot_facts
 from spec_server.engine.sample import DEFAULT_RULE, Rule, make_sampler
 from spec_server.engine.stream import TextStream
@@ -106,7 +106,7 @@ class EngineWorker:
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
         self._check(request)
-        events: asyncio.Queue[Event | Exception] = asyncio.Queue()
+        events = Events()
         model = self._core.model
         banned = (*model.suppressed, *(model.eog if request.ignore_eos else ()))
         task = Task(
