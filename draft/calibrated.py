@@ -12,11 +12,12 @@ from collections.abc import Sequence
 import orjson
 
 from draft.base import Accepted, Draft, Drafter, DraftRequest, DraftState, Ints
-from draft.window import Calibration, DraftLength, LengthPolicy
+from draft.calibration import Calibration
+from draft.window import DraftLength, LengthPolicy
 from spec_server.runtime.batch import Batch
 
 _HEAD = struct.Struct("<4sI")  # magic, bytes of all calibrations behind it
-_MAGIC = b"CAL2"
+_MAGIC = b"CAL3"
 _KIND = _MAGIC[:3]  # of another version the length is read, and no more
 _FIELD = "calibration_bytes"
 _FROM_OTHERS = 6.0  # observations that a new text takes over from those before it, by cell
@@ -46,7 +47,7 @@ class CalibratedDrafter:
         self._proposed: dict[int, Draft] = {}
 
     def _fresh(self) -> dict[str, Calibration]:
-        return {name: overall.fade(_FROM_OTHERS) for name, overall in self._overall.items()}
+        return {name: overall.start_text(_FROM_OTHERS) for name, overall in self._overall.items()}
 
     def _set(self, seq_id: int, calibrations: dict[str, Calibration]) -> None:
         self._calibrations[seq_id] = calibrations
@@ -77,12 +78,7 @@ class CalibratedDrafter:
         for item in accepted:
             draft = self._proposed.pop(item.seq_id, None)
             if draft is not None and draft.tokens:
-                for calibration in (
-                    self._calibrations[item.seq_id][draft.drafter],
-                    self._overall[draft.drafter],
-                ):
-                    calibration.learn(draft.confidence, item.n_accepted)
-                self.policy.verified(item.seq_id, len(draft.tokens), item.n_accepted)
+                self._calibrations[item.seq_id][draft.drafter].learn(draft.confidence, item.n_accepted)
 
     # -- state
 
@@ -135,12 +131,11 @@ class CalibratedDrafter:
                 body[end : end + Calibration.n_bytes],
             )
             body = body[end + Calibration.n_bytes :]
-            try:
-                calibration = Calibration.unpack(packed)
-            except ValueError:
-                break
             if name in calibrations:
-                calibrations[name] = calibration
+                try:
+                    calibrations[name].unpack(packed)
+                except ValueError:
+                    break
         return calibrations, rest
 
     # -- the inner drafter's

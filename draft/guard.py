@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 _FADE = 0.985  # of a rate's sums, per step
+_OLD = 0.3  # of the sums of plain steps, that counts beside a new block
 _PLAIN_BLOCK, _DRAFT_BLOCK = 6, 160  # steps
 _WORSE = 0.9  # finer differences are the rule's own business, and smaller than the noise here
 _LOSS_MS = 1000.0  # may be lost before drafting is stopped: a few long drafts that fail are bad luck
@@ -45,10 +46,26 @@ class _Arms:
     is_drafting: bool = False
     n_steps: int = 0  # since the last change
     loss_ms: float = 0.0  # of late, against plain steps
+    is_suspect: bool = False  # drafting seems worse; a block of plain steps shall tell
     wait_ms: float = 0.0  # until drafting is tried again
 
     def turn(self, *, drafting: bool) -> None:
         self.is_drafting, self.n_steps = drafting, 0
+        if not drafting:
+            # What is long past was another text, of another length.
+            self.plain.tokens, self.plain.ms = _OLD * self.plain.tokens, _OLD * self.plain.ms
+
+    def suspect(self) -> None:
+        self.is_suspect = True
+        self.plain = _Rate()
+        self.turn(drafting=False)
+
+    def is_worse(self) -> bool:
+        return self.drafting.value() < _WORSE * self.plain.value()
+
+    def is_hopeless(self) -> bool:
+        """Would it be worse even if every drafted token had stood?"""
+        return self.verified.n >= _HOPELESS_AFTER and self.verified.value() < _WORSE * self.plain.value()
 
     def stop(self) -> None:
         self.wait_ms = _WAIT * self.loss_ms
@@ -82,17 +99,22 @@ class DraftGuard:
         arms.wait_ms = max(0.0, arms.wait_ms - ms)
         if settled:
             arms.plain.add(n_tokens, ms)
-        if arms.n_steps >= _PLAIN_BLOCK and not arms.wait_ms:
-            arms.turn(drafting=True)
+        if arms.n_steps < _PLAIN_BLOCK or arms.wait_ms:
+            return
+        if arms.is_suspect:
+            arms.is_suspect = False
+            if arms.is_hopeless() or arms.is_worse():
+                arms.stop()
+                return
+            arms.loss_ms = 0.0
+        arms.turn(drafting=True)
 
     def _judge(self, arms: _Arms, n_slots: int, n_batch: int, n_tokens: int, ms: float) -> None:
-        """Stop where drafting makes fewer tokens; else a block of plain steps now and then."""
+        """Look closer where drafting makes fewer tokens; else a block of plain steps now and then."""
         arms.drafting.add(n_tokens, ms)
         if n_batch > n_slots:
             arms.verified.add(n_batch, ms)
-        plain = arms.plain.value()
-        is_hopeless = arms.verified.n >= _HOPELESS_AFTER and arms.verified.value() < _WORSE * plain
-        if is_hopeless or (arms.loss_ms > _LOSS_MS and arms.drafting.value() < _WORSE * plain):
-            arms.stop()
+        if arms.is_hopeless() or (arms.loss_ms > _LOSS_MS and arms.is_worse()):
+            arms.suspect()
         elif arms.n_steps >= _DRAFT_BLOCK:
             arms.turn(drafting=False)

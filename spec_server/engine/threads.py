@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from draft.window import StepCosts
+from draft.step_costs import StepCosts
 
 _SLOW = 1.3  # times the usual cost of a step
 _SLOW_FOR_MS = 700.0

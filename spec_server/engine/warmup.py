@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from draft.window import StepCosts
+from draft.step_costs import StepCosts
 from spec_server.runtime.batch import Batch
 from spec_server.runtime.context import Context
 from spec_server.runtime.model import Model

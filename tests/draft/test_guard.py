@@ -51,6 +51,17 @@ def test_a_few_long_drafts_that_fail_do_not_stop_drafting() -> None:
     assert n_drafting > 900
 
 
+def test_a_longer_text_which_makes_every_step_slower_is_no_fault_of_drafting() -> None:
+    """Drafting gains a tenth throughout; in every second text all steps take two thirds longer."""
+    guard, n_drafting = DraftGuard(), 0
+    for i in range(4000):
+        drafting = guard.allows(1)
+        n_drafting += drafting
+        step = (10.0 if (i // 1000) % 2 == 0 else 17.0) / (1.1 if drafting else 1.0)
+        guard.observe(1, 2 if drafting else 1, 1, step)
+    assert n_drafting > 3600
+
+
 def test_a_draft_that_could_not_gain_if_all_of_it_stood_is_not_made_for_long() -> None:
     guard, n_drafting = DraftGuard(), 0
     for _ in range(2000):

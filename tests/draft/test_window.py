@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draft.calibration import Calibration
 from draft.guard import DraftGuard
-from draft.window import Calibration, LengthPolicy, StepCosts
+from draft.step_costs import StepCosts
+from draft.window import DraftLength, LengthPolicy
 
 Cost = Callable[[int], float]
 
@@ -65,6 +67,7 @@ class Simulation:
 
     def adaptive(self) -> float:
         policy, calibration = LengthPolicy(), Calibration()
+        length = DraftLength(policy, {"": calibration}, 0)
         for _ in range(3):
             for n in WARM_UP:
                 policy.costs.observe(n, self.noisy(self.cost(n)))
@@ -72,19 +75,18 @@ class Simulation:
         for i in range(self.n_rounds):
             policy.begin_step(1)
             draft: list[float] = []
-            p_all, p_next = 1.0, calibration.expected(0)
-            while len(draft) < 16 and policy.wants(0, len(draft), p_all, p_next):
+            goes_on = length.opens("")
+            while goes_on and len(draft) < 16:
                 draft.append(self.confidence(i))
-                p_all *= calibration.drafted(len(draft) - 1, draft[-1])
-                p_next = calibration.expected(len(draft))
+                goes_on = length.goes_on(draft[-1])
             n_drafted = len(draft)
-            policy.drafted("", n_drafted, n_drafted * self.draft_ms)
-            kept = policy.cut(0, [calibration.probability(j, c) for j, c in enumerate(draft)])
+            length.spent(n_drafted, n_drafted * self.draft_ms)
+            kept = length.keeps() if draft else 0
             draft = draft[:kept]
             gained = self.n_accepted(draft)
             step = self.noisy(self.cost(1 + kept))
-            calibration.learn(draft, gained)
-            policy.verified(0, kept, gained)
+            if kept:
+                calibration.learn(draft, gained)
             policy.end_step(1 + kept, step, step + n_drafted * self.draft_ms, 1 + gained)
             tokens += 1 + gained
             ms += step + n_drafted * self.draft_ms
@@ -124,14 +126,14 @@ def test_of_a_draft_that_costs_nothing_as_much_is_verified_as_pays(machine: str,
     for n in (*WARM_UP, 32, 49) * 3:
         policy.costs.observe(n, cost(n) * (1 + 0.1 * rng.random()))
     confidence = [0.9] * 48
+    length = DraftLength(policy, {"": calibration}, 0)
 
     def choose() -> int:
         policy.begin_step(1)
-        return policy.choose(0, [calibration.probability(i, c) for i, c in enumerate(confidence)])
+        return length.chooses("", confidence)
 
     def learn(k: int, stood: int, step: float) -> None:
         calibration.learn(confidence[:k], stood)
-        policy.verified(0, k, stood)
         policy.end_step(1 + k, step, step, 1 + stood)
 
     adaptive = play(choose, learn)
@@ -160,18 +162,59 @@ def test_drafting_comes_back_when_the_text_changes() -> None:
 
 
 def test_where_nothing_is_accepted_drafts_become_rare() -> None:
-    policy, calibration = LengthPolicy(rate=1 / 8, guard=FakeGuard()), Calibration()
+    policy, calibration = LengthPolicy(rate=1 / 8, draft_ms={"": 0.4}, guard=FakeGuard()), Calibration()
+    length = DraftLength(policy, {"": calibration}, 0)
     for n in WARM_UP:
         policy.costs.observe(n, 8.0 * n)
     n_drafts = 0
     for _ in range(2000):
         policy.begin_step(1)
-        if policy.wants(0, 0, 1.0, calibration.expected(0)):
+        if length.opens(""):
             n_drafts += 1
-            calibration.drafted(0, 0.5)
-            calibration.learn([0.5], 0)
-            policy.verified(0, 1, 0)
-    assert 2 <= n_drafts <= 40
+            length.goes_on(0.5)
+            if length.keeps():
+                calibration.learn([0.5], 0)
+    assert 20 <= n_drafts <= 160  # a draft costs 0.05 tokens, 0.003 a round may be lost
+
+
+def test_a_calibration_that_is_wrong_is_put_right() -> None:
+    """Confident tokens were never accepted; now they always are, though no draft seems worth verifying."""
+    policy, calibration = LengthPolicy(rate=1 / 8, draft_ms={"": 0.4}, guard=FakeGuard()), Calibration()
+    length = DraftLength(policy, {"": calibration}, 0)
+    for n in WARM_UP:
+        policy.costs.observe(n, 8.0 * (1 + 0.5 * (n - 1)))
+    for _ in range(32):
+        calibration.drafted(0, 0.9)
+        calibration.learn([0.9], 0)
+    assert calibration.probability(0, 0.9) < 0.1
+    for _ in range(6000):
+        policy.begin_step(1)
+        if length.opens(""):
+            length.goes_on(0.9)
+            n_kept = length.keeps()
+            calibration.learn([0.9] * n_kept, n_kept)
+    assert calibration.probability(0, 0.9) > 0.7
+
+
+def test_a_token_that_may_turn_out_sure_is_worth_drafting() -> None:
+    """On average a token does not pay; one in four is all but certain, and pays for drafting all of them."""
+    policy, calibration = LengthPolicy(rate=1 / 8, draft_ms={"": 0.3}, guard=FakeGuard()), Calibration()
+    for n in WARM_UP:
+        policy.costs.observe(n, 8.0 * (1 + 0.6 * (n - 1)))
+    for i in range(40):
+        confidence = 0.99 if i % 4 == 0 else 0.2
+        calibration.drafted(0, confidence)
+        calibration.learn([confidence], int(i % 4 == 0))
+    length = DraftLength(policy, {"": calibration}, 0)
+    n_drafts = n_verified = 0
+    for i in range(200):
+        policy.begin_step(1)
+        if length.opens(""):
+            n_drafts += 1
+            length.goes_on(0.99 if i % 4 == 0 else 0.2)
+            n_verified += length.keeps()
+    assert n_drafts == 200
+    assert n_verified == 50
 
 
 def test_step_costs_follow_a_slower_machine_without_changing_their_shape() -> None:
@@ -196,18 +239,23 @@ def test_one_outlier_moves_a_known_cost_little() -> None:
 
 @given(st.lists(st.tuples(st.lists(st.floats(0, 1), max_size=6), st.integers(0, 6)), max_size=40))
 def test_a_calibration_survives_packing(rounds: list[tuple[list[float], int]]) -> None:
-    calibration = Calibration()
+    calibration, again = Calibration(), Calibration()
     for confidences, n in rounds:
+        for position, confidence in enumerate(confidences):
+            calibration.drafted(position, confidence)
         calibration.learn(confidences, min(n, len(confidences)))
-    again = Calibration.unpack(calibration.pack())
+    again.unpack(calibration.pack())
     for position in range(6):
         for confidence in (0.0, 0.3, 0.99, 1.0):
             p = calibration.probability(position, confidence)
             assert 0.0 <= p <= 1.0
             assert again.probability(position, confidence) == p
+        shares, chances = calibration.outlook(position)
+        assert again.outlook(position) == (shares, chances)
+        assert sum(shares) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 10, b"\xff" * Calibration.n_bytes])
 def test_bytes_that_are_no_calibration_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="calibration"):
-        Calibration.unpack(data)
+        Calibration().unpack(data)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from draft.guard import DraftGuard
-from draft.window import LengthPolicy, StepCosts
+from draft.step_costs import StepCosts
+from draft.window import LengthPolicy
 from spec_server.engine.core import EngineCore
 from spec_server.engine.warmup import measure_step_costs
 from tests.draft.setups import CHAIN, MTP, SIMPLE, Kind, drafting, prompts, repeating, room
@@ -39,6 +42,9 @@ class FakeCosts(StepCosts):
     def ms(self, n_tokens: int) -> float:
         return 10.0 * (1 + self.marginal * (n_tokens - 1))
 
+    def curve(self, n_slots: int, n_draft: int) -> npt.NDArray[np.float64]:
+        return np.array([self.ms(n_slots * (1 + k)) for k in range(n_draft + 1)])
+
 
 class FakeGuard(DraftGuard):
     """Never in the way."""
@@ -51,7 +57,9 @@ class FakeMachine(LengthPolicy):
     """The rule on a machine of the test's making, which makes a token in 10 ms."""
 
     def __init__(self, marginal: float) -> None:
-        super().__init__(costs=FakeCosts(marginal), rate=0.1, guard=FakeGuard())
+        super().__init__(
+            costs=FakeCosts(marginal), rate=0.1, draft_ms={"draft-simple": 1.0}, guard=FakeGuard()
+        )
 
     def end_step(self, n_tokens: int, target_ms: float, wall_ms: float, n_gained: int) -> None:
         pass
