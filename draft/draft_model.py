@@ -8,7 +8,6 @@ drafts, so that a lost draft state costs draft time only.
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -23,7 +22,7 @@ from draft.base import (
     DraftStateError,
     Ints,
 )
-from draft.growing import GrowingDraft, opens, report_cost
+from draft.growing import DraftClock, GrowingDraft, opens
 from spec_server.runtime.batch import Batch
 from spec_server.runtime.context import Context
 from spec_server.runtime.errors import LlamaError, StateError
@@ -154,7 +153,7 @@ class DraftModelDrafter:
         if not wanted:
             return [EMPTY_DRAFT] * len(requests)
         self._catch_up([d.request for d in wanted])
-        started = time.perf_counter_ns()
+        clock = DraftClock()
         active = [d for d in wanted if self.n_tokens(d.request.seq_id) == len(d.request.tokens)]
         self._before_drafts(active)
         while active:
@@ -172,7 +171,8 @@ class DraftModelDrafter:
             rows = self._ctx.logits(0, len(active))
             best = rows.argmax(axis=1).tolist()
             active = [d for i, d in enumerate(active) if d.take(best[i], rows[i])]
-        report_cost(wanted, started)
+            clock.step()
+        clock.report(wanted)
         made = {d.request.seq_id: d.done() for d in wanted}
         return [made.get(r.seq_id, EMPTY_DRAFT) for r in requests]
 

@@ -58,18 +58,33 @@ class GrowingDraft:
         return goes_on and len(self.tokens) < self._n_max and token not in self._end
 
     def done(self) -> Draft:
-        # What was drawn is verified: dropped for its length, it would bend the distribution of the text.
-        if self.request.length is not None and self.tokens and not self.probs:
-            keep = self.request.length.keeps()
+        length = self.request.length
+        # What was drawn is verified, or dropped whatever it is: for its length alone would bend the distribution.
+        if length is not None and self.tokens and (not self.probs or length.drops_all):
+            keep = length.keeps()
             del self.tokens[keep:], self.confidence[keep:]
         if not self.tokens or (len(self.tokens) < self.request.n_min and not self.probs):
             return EMPTY_DRAFT
         return Draft(self.tokens, self._drafter, self.confidence, self.probs)
 
 
-def report_cost(drafts: Sequence[GrowingDraft], started_ns: int) -> None:
-    """Tell the length rule, if there is one, what these drafts took together."""
-    n_steps = max((len(d.tokens) for d in drafts), default=0)
-    length = next((d.request.length for d in drafts if d.request.length is not None), None)
-    if n_steps and length is not None:
-        length.spent(n_steps, (time.perf_counter_ns() - started_ns) / 1e6)
+class DraftClock:
+    """What the steps of one propose take; begins when it is made."""
+
+    __slots__ = ("_began_ns", "_last_ns", "_step_ns")
+
+    def __init__(self) -> None:
+        self._began_ns = self._last_ns = time.perf_counter_ns()
+        self._step_ns = 0
+
+    def step(self) -> None:
+        """One token of each draft is drafted."""
+        now = time.perf_counter_ns()
+        self._last_ns, self._step_ns = now, now - self._last_ns
+
+    def report(self, drafts: Sequence[GrowingDraft]) -> None:
+        """Tell the length rule, if there is one, what these drafts took together."""
+        n_steps = max((len(d.tokens) for d in drafts), default=0)
+        length = next((d.request.length for d in drafts if d.request.length is not None), None)
+        if n_steps and length is not None:
+            length.spent(n_steps, (self._last_ns - self._began_ns) / 1e6, self._step_ns / 1e6)

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 
 _FADE = 0.985  # of a rate's sums, per step
 _OLD = 0.3  # of the sums of plain steps, that counts beside a new block
-_PLAIN_BLOCK, _DRAFT_BLOCK = 6, 160  # steps
+_PLAIN_BLOCK = 7  # steps
+_UNSETTLED = 2  # steps after a change, which pay for the change
+_DRAFT_BLOCK, _LONGEST_BLOCK = 160, 1280  # steps; one that gained is followed by one twice as long
 _WORSE = 0.9  # finer differences are the rule's own business, and smaller than the noise here
 _LOSS_MS = 1000.0  # may be lost before drafting is stopped: a few long drafts that fail are bad luck
 _WAIT = 70.0  # times the loss until drafting is tried again, so that trying costs 1.5 %
@@ -45,6 +47,7 @@ class _Arms:
     verified: _Rate = field(default_factory=_Rate)  # steps with drafts, as if every drafted token stood
     is_drafting: bool = False
     n_steps: int = 0  # since the last change
+    block: int = _DRAFT_BLOCK
     loss_ms: float = 0.0  # of late, against plain steps
     is_suspect: bool = False  # drafting seems worse; a block of plain steps shall tell
     wait_ms: float = 0.0  # until drafting is tried again
@@ -56,7 +59,7 @@ class _Arms:
             self.plain.tokens, self.plain.ms = _OLD * self.plain.tokens, _OLD * self.plain.ms
 
     def suspect(self) -> None:
-        self.is_suspect = True
+        self.is_suspect, self.block = True, _DRAFT_BLOCK
         self.plain = _Rate()
         self.turn(drafting=False)
 
@@ -90,7 +93,7 @@ class DraftGuard:
             return
         arms = self._arms.setdefault(n_slots, _Arms())
         arms.n_steps += 1
-        settled = arms.n_steps > 1  # the first step after a change pays for the change
+        settled = arms.n_steps > _UNSETTLED
         if arms.is_drafting:
             arms.loss_ms = max(0.0, arms.loss_ms + ms - n_tokens / arms.plain.value())
             if settled:
@@ -116,5 +119,6 @@ class DraftGuard:
             arms.verified.add(n_batch, ms)
         if arms.is_hopeless() or (arms.loss_ms > _LOSS_MS and arms.is_worse()):
             arms.suspect()
-        elif arms.n_steps >= _DRAFT_BLOCK:
+        elif arms.n_steps >= arms.block:
+            arms.block = min(_LONGEST_BLOCK, 2 * arms.block)
             arms.turn(drafting=False)

@@ -9,7 +9,6 @@ drafts with what it has, since nothing but the target can make the rows of the t
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +25,7 @@ from draft.base import (
     Floats,
     Ints,
 )
-from draft.growing import GrowingDraft, opens, report_cost
+from draft.growing import DraftClock, GrowingDraft, opens
 from spec_server.runtime.batch import Batch
 from spec_server.runtime.context import Context
 from spec_server.runtime.errors import LlamaError
@@ -142,9 +141,9 @@ class MtpHeadDrafter:
         """Step by step, all slots in one decode; then the steps are cut off again."""
         drafts: list[GrowingDraft | None] = [self._start_draft(r) for r in requests]
         started = [d for d in drafts if d is not None]
-        began = time.perf_counter_ns()
-        self._grow(started)
-        report_cost(started, began)
+        clock = DraftClock()
+        self._grow(started, clock)
+        clock.report(started)
         for draft in started:
             self._cut_trace(draft.request)
         return [EMPTY_DRAFT if d is None else d.done() for d in drafts]
@@ -159,7 +158,7 @@ class MtpHeadDrafter:
             self._restart(request.seq_id, n, keep_row=True)
         return draft
 
-    def _grow(self, active: list[GrowingDraft]) -> None:
+    def _grow(self, active: list[GrowingDraft], clock: DraftClock) -> None:
         batch, ctx = self._batch, self._ctx
         for i, draft in enumerate(active):
             batch.embd[i] = self._heads[draft.request.seq_id].row
@@ -179,6 +178,7 @@ class MtpHeadDrafter:
                 # The next step reads the head's own rows; copied here, before the decode that overwrites them.
                 batch.embd[: len(going_on)] = ctx.hidden(0, len(active))[going_on]
             active = [active[i] for i in going_on]
+            clock.step()
 
     def _cut_trace(self, request: DraftRequest) -> None:
         keep = len(request.tokens) - self._heads[request.seq_id].base

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 _LARGEST_STEP = 128
+_SETTLED = 2  # steps of the size before it, after which a step takes what it takes
+_UNSETTLED_MOST = 0.5  # steps over one token; what costs more to change is told apart from the size
+_WEIGHT = 256  # steps; a size seen more often weighs no more
 _TABLE_FOR = 16  # steps; what a known size costs moves by 2 % in one at most
 
 
@@ -15,11 +19,12 @@ class StepCosts:
     """What a target step takes in milliseconds, by tokens in its batch; learnt from every step.
 
     In logarithms, a level that follows load and context length fast and a shape over batch sizes that moves slowly,
-    so that a busy neighbour is not mistaken for an expensive batch. Outliers are clipped. One thread writes; `ms`
-    may be read from another.
+    so that a busy neighbour is not mistaken for an expensive batch. Outliers are clipped. What a step takes longer
+    because the one before had another size (a graph is built and captured anew) is counted apart. One thread writes;
+    `ms` may be read from another.
     """
 
-    __slots__ = ("_level", "_seen", "_shape", "_stale", "_table")
+    __slots__ = ("_extra", "_level", "_run", "_seen", "_shape", "_size", "_stale", "_table")
 
     def __init__(self) -> None:
         self._level = math.nan
@@ -27,10 +32,46 @@ class StepCosts:
         self._seen: dict[int, int] = {}
         self._stale = 0  # observations since the table was made
         self._table = np.zeros(0)  # shape by tokens in the batch, not logarithmic; [0] unused
+        self._size = self._run = 0  # of the last step, and how many before it had the same
+        self._extra = [0.0] * _SETTLED  # milliseconds of the first and the second step of another size
+
+    @property
+    def change_ms(self) -> float:
+        """What a change of the number of tokens costs, over the steps that it makes slower."""
+        return sum(self._extra)
 
     def observe(self, n_tokens: int, ms: float) -> None:
         if not 0 < n_tokens <= _LARGEST_STEP or ms <= 0.0:
             return
+        self._run = self._run + 1 if n_tokens == self._size else 0
+        self._size = n_tokens
+        if not self._is_settled():
+            self._learn_change(n_tokens, ms)
+        else:
+            self._learn(n_tokens, ms)
+
+    def extra_ms(self) -> float:
+        """What the last step took longer because the one before had another size."""
+        return 0.0 if self._is_settled() else self._extra[self._run]
+
+    def _is_settled(self) -> bool:
+        """Does the last step tell what its size costs? Where a change costs little, all do."""
+        return self._run >= _SETTLED or self._extra[self._run] <= _UNSETTLED_MOST * self.ms(1)
+
+    def interrupted(self) -> None:
+        """A step of another kind came between."""
+        self._size = 0
+
+    def change_takes(self, extra_ms: Sequence[float]) -> None:
+        """What was measured of the first and the second step after a change."""
+        self._extra = [max(0.0, ms) for ms in extra_ms]
+
+    def _learn_change(self, n_tokens: int, ms: float) -> None:
+        if self._seen.get(n_tokens, 0) >= 3:
+            known = self._extra[self._run]
+            self._extra[self._run] = known + 0.05 * (max(0.0, ms - self.ms(n_tokens)) - known)
+
+    def _learn(self, n_tokens: int, ms: float) -> None:
         y = math.log(ms)
         if math.isnan(self._level):
             self._level = y - math.log(_unknown_shape(n_tokens))
@@ -84,10 +125,25 @@ class StepCosts:
         else:
             slope = max(0.0, known[-1] - known[-2]) / (sizes[-1] - sizes[-2])
         xs = [*range(1, first), *sizes, sizes[-1] + 1]
-        table = np.interp(np.arange(sizes[-1] + 2), xs, [*below, *known, known[-1] + slope])
-        # A larger batch is never cheaper: between what that makes of the dear sizes and of the cheap ones.
-        rising = np.maximum.accumulate(table) + np.minimum.accumulate(table[::-1])[::-1]
-        return np.asarray(rising / 2, np.float64)
+        weights = [1.0] * (first - 1) + [float(min(self._seen[n], _WEIGHT)) for n in sizes]
+        rising = _rising([*below, *known], weights)
+        return np.interp(np.arange(sizes[-1] + 2), xs, [*rising, rising[-1] + slope])
+
+
+def _rising(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """The sequence nearest to `values` by weighted squares that never falls: a larger batch is never cheaper.
+
+    Pool adjacent violators (Ayer et al. 1955).
+    """
+    pools: list[tuple[float, float, int]] = []  # mean, weight, how many
+    for value, weight in zip(values, weights, strict=True):
+        pool = (value, weight, 1)
+        while pools and pools[-1][0] > pool[0]:
+            mean, w, n = pools.pop()
+            total = w + pool[1]
+            pool = ((mean * w + pool[0] * pool[1]) / total, total, n + pool[2])
+        pools.append(pool)
+    return [mean for mean, _, n in pools for _ in range(n)]
 
 
 def _unknown_shape(n_tokens: int) -> float:

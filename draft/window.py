@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from draft.calibration import Calibration
 from draft.guard import DraftGuard
+from draft.steady import SteadyLength
 from draft.step_costs import StepCosts
 
 _LOOK_AHEAD = 4  # tokens behind the next one
@@ -27,6 +28,7 @@ _MOST_SAVED = 0.2  # tokens, for such drafts
 _REST = 7  # rounds; nothing that the answer depends on moves far in them
 _RATE_FADE = 0.99  # of the sums behind the rate, per step
 _TRY_TOKENS = 2  # length of a draft of which nothing is known
+_STEADY_TRY, _FIRST_TRIES = 4, 4  # tokens; tries
 _AHEAD = np.arange(_LOOK_AHEAD + 1)
 
 _Array = npt.NDArray[np.float64]
@@ -60,47 +62,104 @@ class LengthPolicy:
     _is_allowed: bool = True
     _accounts: dict[int, _Account] = field(default_factory=lambda: defaultdict(_Account))
     _prices: _Array = field(default_factory=lambda: np.zeros(0))  # of this step, see _price
+    steady: SteadyLength = field(default_factory=SteadyLength)
+    _is_steady: bool = False
+    _first_tries: int = _FIRST_TRIES
+    _has_free: bool = False  # does some drafter draft at no cost?
+    _drafting: dict[int, tuple[Calibration, str]] = field(
+        default_factory=dict
+    )  # who asked since it was chosen
+    _drafted_ms: float = 0.0  # in this step
+    _own_ms: float = 0.0  # of a step, neither drafting nor in the target
 
     def begin_step(self, n_slots: int) -> None:
         self.n_slots = max(1, n_slots)
         self._is_allowed = self.guard.allows(self.n_slots)
         self._prices = np.zeros(0)
+        change_ms = self.costs.change_ms
+        self._is_steady = SteadyLength.is_wanted(change_ms, self.costs.ms(1))
+        if self._is_steady and self._is_allowed:
+            self._choose_steady(change_ms)
+
+    def _choose_steady(self, change_ms: float) -> None:
+        draft_ms = max((self.draft_ms.get(name, 0.0) for _, name in self._drafting.values()), default=0.0)
+        chances = [
+            [_mean_chance(calibration, i) for i in range(4)] for calibration, _ in self._drafting.values()
+        ]
+        ms = self.costs.curve(self.n_slots, SteadyLength.longest) + self._own_ms
+        if self.steady.begin_step(self.n_slots, chances, ms, draft_ms, change_ms):
+            self._drafting.clear()
+
+    def fill(self, longest: int) -> int:
+        """To what length the drafts of this step are brought by tokens that nobody verifies; 0: as they are."""
+        return self.steady.fill(longest) if self._is_steady and self._is_allowed else 0
 
     # -- a draft that is made token by token
 
+    def rests(self, seq_id: int) -> bool:
+        """Does the last answer of `opens`, no, still hold? Then nobody need ask, but for drafts that cost nothing."""
+        account = self._accounts[seq_id]
+        if not account.rest:
+            return False
+        account.rest -= 1
+        account.add(_TRY_SHARE)
+        return not self._has_free
+
     def opens(self, seq_id: int, calibration: Calibration, drafter: str) -> bool:
         """Is a draft worth beginning, or at least a try?"""
-        if not self._is_allowed:
+        if self._accounts[seq_id].rest:
             return False
-        if self.rate <= 0.0:
+        if not self._is_allowed:
+            self._accounts[seq_id].rest = _REST
+            return False
+        if self._is_steady:
+            self._drafting[seq_id] = calibration, drafter
+        if self.rate <= 0.0 or (self._is_steady and self.steady.n):
             return True
         account = self._accounts[seq_id]
         account.add(_TRY_SHARE)
-        if account.rest:
-            account.rest -= 1
-            return False
-        value = self._value_of_more([], calibration, drafter)
-        account.is_try = value <= 0.0
-        if account.is_try and account.saved < self._draft_price(drafter):
+        account.is_try = self._is_steady or self._value_of_more([], calibration, drafter) <= 0.0
+        if not account.is_try or self._may_try(account, drafter):
+            return True
+        account.rest = _REST
+        return False
+
+    def _may_try(self, account: _Account, drafter: str) -> bool:
+        if self._is_steady and self._first_tries:
+            # What is learnt by a few drafts in the beginning would else take thousands of tokens.
+            self._first_tries -= 1
             account.rest = _REST
-            return False
-        return True
+            return True
+        # The others wait for a slot that tries alone.
+        return account.saved >= min(self.n_slots * self._draft_price(drafter), _MOST_SAVED)
 
     def goes_on(self, probabilities: Sequence[float], calibration: Calibration, drafter: str) -> bool:
         """Draft one more token? `probabilities`, of those drafted: that each stands, given that all before it do."""
         if self.rate <= 0.0:
             return len(probabilities) < _TRY_TOKENS
+        if self._is_steady:
+            return len(probabilities) < (self.steady.n or _STEADY_TRY)
         return self._value_of_more(probabilities, calibration, drafter) > 0.0
 
     def cut(self, seq_id: int, probabilities: Sequence[float], drafter: str) -> int:
         """How many of the drafted tokens are worth verifying; drafting them is paid already."""
         if self.rate <= 0.0:
             return min(_TRY_TOKENS, len(probabilities))
-        n, gain = self._best(probabilities)
+        if self._is_steady and self.steady.n:
+            return min(self.steady.n, len(probabilities))
+        n, gain = self._best(probabilities) if not self._is_steady else (0, 0.0)
         account = self._accounts[seq_id]
         if account.is_try:
-            account.add(gain - len(probabilities) * self._draft_price(drafter))
+            spent = (
+                self._drafted_ms if self._is_steady else len(probabilities) * self.draft_ms.get(drafter, 0.0)
+            )
+            account.add(gain - self.n_slots * self.rate * spent)
         return n
+
+    @property
+    def drops_all(self) -> bool:
+        """Is nothing verified of what is drafted in this step token by token?"""
+        return self._is_steady and not self.steady.n and self.rate > 0.0
 
     def _value_of_more(self, probabilities: Sequence[float], calibration: Calibration, drafter: str) -> float:
         """Tokens to be won by drafting one more, its price taken off, against the best end so far.
@@ -118,8 +177,7 @@ class LengthPolicy:
             best = max(best, won - price[k])
         draft_price = self._draft_price(drafter)
         shares, chances = calibration.outlook(n)
-        later = calibration.outlook(n + 1)
-        p_later = sum(share * p for share, p in zip(*later, strict=True))
+        p_later = _mean_chance(calibration, n + 1)
         yields = np.cumsum(p_later**_AHEAD)
         spent = price[n + 1 : n + 2 + _LOOK_AHEAD] + draft_price * _AHEAD
         ways = won - best + p_all * np.outer(chances, yields) - spent
@@ -127,9 +185,31 @@ class LengthPolicy:
 
     def choose(self, probabilities: Sequence[float]) -> int:
         """How many tokens of a draft that costs nothing are worth verifying; nobody asked `opens` about it."""
+        self._has_free = True
         if not self._is_allowed:
             return 0
-        return self._best(probabilities)[0] if self.rate > 0.0 else min(_TRY_TOKENS, len(probabilities))
+        if self.rate <= 0.0:
+            return min(_TRY_TOKENS, len(probabilities))
+        if self._is_steady:
+            return self._best_of_steady(probabilities)
+        return self._best(probabilities)[0]
+
+    def _best_of_steady(self, probabilities: Sequence[float]) -> int:
+        """The same where another number of tokens than before makes steps slow, against what the steady length has
+        to give."""
+        if not probabilities:
+            return 0
+        n, filled = len(probabilities), self.steady.filled
+        price = self._price(max(n, filled))
+        lengths = np.arange(1, n + 1)
+        usual = self.steady.n
+        brought_to = np.where(lengths <= usual, usual, np.where(lengths <= filled, filled, lengths))
+        changes = (brought_to != usual) & (brought_to != filled)
+        # There and back again; all slots wait, and the others may have nothing to draft.
+        spent = price[brought_to] - price[usual] + changes * 2.0 * self.rate * self.costs.change_ms
+        gains = np.cumsum(np.cumprod(probabilities)) - self.n_slots * spent - self.steady.gain
+        best = int(gains.argmax())
+        return best + 1 if gains[best] > 0.0 else 0
 
     def _best(self, probabilities: Sequence[float]) -> tuple[int, float]:
         """The number of tokens with the best gain, and that; 0 and 0 where none has one."""
@@ -142,22 +222,26 @@ class LengthPolicy:
         return (best + 1, gain) if gain > 0.0 else (0, 0.0)
 
     def _price(self, n_draft: int) -> _Array:
-        """[> n_draft] what verifying a draft of 0, 1, ... tokens costs a slot, in tokens."""
+        """[> n_draft] what verifying a draft of 0, 1, ... tokens costs a slot, in tokens: the step takes longer for all
+        slots, and all of them draft as much."""
         if len(self._prices) <= n_draft:
             curve = self.costs.curve(self.n_slots, max(32, n_draft))
-            self._prices = (self.rate / self.n_slots) * (curve - curve[0])
+            self._prices = self.rate * (curve - curve[0])
         return self._prices
 
     def _draft_price(self, drafter: str) -> float:
         """The same of drafting one."""
-        return self.rate * self.draft_ms.get(drafter, 0.0) / self.n_slots
+        return self.rate * self.draft_ms.get(drafter, 0.0)
 
     # -- what is learnt
 
     def end_step(self, n_tokens: int, target_ms: float, wall_ms: float, n_gained: int) -> None:
         """A step of only decoding slots is over: its batch size, its times, the tokens that it yielded."""
         self.costs.observe(n_tokens, target_ms)
-        self.guard.observe(self.n_slots, n_tokens, n_gained, wall_ms)
+        own_ms = max(0.0, wall_ms - target_ms - self._drafted_ms)
+        self._own_ms += 0.05 * (own_ms - self._own_ms)
+        self._drafted_ms = 0.0
+        self.guard.observe(self.n_slots, n_tokens, n_gained, max(0.0, wall_ms - self.costs.extra_ms()))
         if wall_ms > 0.0:
             # A ratio of sums: the mean of the steps' own rates would make much of short steps.
             self._tokens = _RATE_FADE * self._tokens + n_gained / self.n_slots
@@ -165,11 +249,18 @@ class LengthPolicy:
             self._time = _RATE_FADE * self._time + wall_ms / one
             self.rate = self._tokens / (self._time * one)
 
-    def drafted(self, drafter: str, n_steps: int, ms: float) -> None:
-        """That drafter drafted n_steps tokens, one after the other, in `ms`."""
+    def drafted(self, drafter: str, n_steps: int, ms: float, last_ms: float) -> None:
+        """That drafter drafted n_steps tokens, one after the other, in `ms`, the last of them in `last_ms`."""
         if n_steps > 0:
-            now, known = ms / n_steps, self.draft_ms.get(drafter)
+            self._drafted_ms += ms
+            # Where changes are dear a try says what drafting would cost by its last step only.
+            now = last_ms if self._is_steady and not self.steady.n else ms / n_steps
+            known = self.draft_ms.get(drafter)
             self.draft_ms[drafter] = now if known is None else known + 0.1 * (now - known)
+
+
+def _mean_chance(calibration: Calibration, position: int) -> float:
+    return sum(share * p for share, p in zip(*calibration.outlook(position), strict=True))
 
 
 class DraftLength:
@@ -217,6 +308,11 @@ class DraftLength:
             self._calibration.passed(n, self._confidences[n])
         return n
 
-    def spent(self, n_steps: int, ms: float) -> None:
-        """What drafting took, for all slots of the step together."""
-        self._policy.drafted(self._drafter, n_steps, ms)
+    @property
+    def drops_all(self) -> bool:
+        """Is this draft a try of which nothing will be verified, whatever it is?"""
+        return self._policy.drops_all
+
+    def spent(self, n_steps: int, ms: float, last_ms: float) -> None:
+        """What drafting took, and the last of its steps, for all slots of the step together."""
+        self._policy.drafted(self._drafter, n_steps, ms, last_ms)

@@ -155,10 +155,10 @@ class EngineCore:
             if not self.rollback.to_tip(slot):
                 self.finisher.fail(slot, GenerationFailed("a rejected draft cannot be taken back"))
                 continue
-            if round_.part.n_draft:
+            if round_.draft.tokens:
                 # A drafted token that ends the generation stood too, though it is in no context.
                 n_accepted = min(n_kept + 1, len(tokens) - 1)
-                task.count_draft(round_.draft.drafter, round_.part.n_draft, n_accepted)
+                task.count_draft(round_.draft.drafter, len(round_.draft.tokens), n_accepted)
             if task.request.trace:
                 task.trace.append(self._trace(round_, n_kept))
             self._advance(slot, task, tokens[n_kept], delivered.stop_type, tokens[: n_kept + 1])
@@ -211,7 +211,9 @@ class EngineCore:
         self.stats.n_busy += len(rounds) + len(chunks)
         n_drafted = sum(len(r.draft.tokens) for r in rounds)
         self.stats.overhead_us.append((own / 1e3, len(rounds) + len(chunks), n_drafted))
-        if not chunks:
+        if chunks:
+            self.speculation.interrupted()
+        else:
             self.speculation.end_step(self._batch.n_tokens, target / 1e6, wall / 1e6, n_gained)
             self.threads.after_step(self._batch.n_tokens, target / 1e6, wall / 1e6)
 

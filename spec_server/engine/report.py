@@ -108,4 +108,10 @@ def draft_length_gauges(core: EngineCore) -> Mapping[str, float]:
         return {}
     costs = {f'spec_step_cost_ms{{tokens="{n}"}}': policy.costs.ms(n) for n in range(1, 18)}
     drafting = {f'spec_draft_token_ms{{drafter="{name}"}}': ms for name, ms in dict(policy.draft_ms).items()}
-    return {**costs, **drafting, "spec_rate_tokens_per_ms": policy.rate}
+    return {
+        **costs,
+        **drafting,
+        "spec_rate_tokens_per_ms": policy.rate,
+        "spec_step_change_ms": policy.costs.change_ms,
+        "spec_steady_draft_length": policy.steady.n,
+    }

@@ -26,7 +26,8 @@ class DraftDefaults:
 
 @dataclass(slots=True)
 class Round:
-    """One slot's part of a decode: its last token and the draft behind it, less what the target lacked."""
+    """One slot's part of a decode: its last token and the draft behind it, less what the target lacked. Behind the
+    draft may be tokens that only fill the batch; nobody looks at their rows."""
 
     slot: Slot
     task: Task
@@ -62,6 +63,8 @@ class Speculation:
         requests = []
         wanting = []
         for i, slot in enumerate(slots):
+            if self.policy is not None and self.policy.rests(slot.id):
+                continue
             request = self._request(slot)
             if request is not None:
                 requests.append(request)
@@ -81,22 +84,31 @@ class Speculation:
     def add(self, batch: Batch, slots: Sequence[Slot], drafts: Sequence[Draft]) -> list[Round]:
         """Append each slot's last token and draft to the batch, after what the target lacks (rollback.py)."""
         rounds = []
+        n_filled = self._filled(slots, drafts)
         for slot, draft in zip(slots, drafts, strict=True):
             task = slot.task
             assert task is not None
-            tokens = [task.last_token, *draft.tokens]
+            n_fill = max(0, n_filled - len(draft.tokens))
+            tokens = [task.last_token, *draft.tokens, *[task.last_token] * n_fill]
             pos0 = self._target.n_tokens(slot.id)
             n_behind = len(slot.tokens) - pos0
             if n_behind:
                 tokens = [*slot.tokens.view()[pos0:].tolist(), *tokens]
-            part = batch.add(slot.id, tokens, pos0, output="all", n_draft=len(draft.tokens))
+            part = batch.add(slot.id, tokens, pos0, output="all", n_draft=len(draft.tokens) + n_fill)
             rounds.append(Round(slot, task, draft, without_first(part, n_behind)))
         return rounds
+
+    def _filled(self, slots: Sequence[Slot], drafts: Sequence[Draft]) -> int:
+        """The length to which the length rule wants all drafts filled up; 0 where a slot has no room for that."""
+        if self.policy is None or not drafts:
+            return 0
+        n = self.policy.fill(max(len(draft.tokens) for draft in drafts))
+        return n if n and all(n <= self._room(slot) for slot in slots) else 0
 
     def verify(self, round_: Round) -> list[int]:
         """The round's tokens: accepted ones, then one recovered or bonus token; nothing is rewound yet."""
         part, task = round_.part, round_.task
-        rows = self._target.logits(part.out_start, part.n_out)
+        rows = self._target.logits(part.out_start, 1 + len(round_.draft.tokens))
         return self.pick(round_.slot, task, rows, round_.draft, task.last_token)
 
     def pick(self, slot: Slot, task: Task, rows: Floats, draft: Draft, last_token: int) -> list[int]:
@@ -115,16 +127,28 @@ class Speculation:
         if self.policy is not None:
             self.policy.end_step(n_tokens, target_ms, wall_ms, n_gained)
 
+    def interrupted(self) -> None:
+        """A step with prompt chunks is over."""
+        if self.policy is not None:
+            self.policy.costs.interrupted()
+
+    def _room(self, slot: Slot) -> int:
+        """The longest draft that fits."""
+        assert slot.task is not None
+        n_tokens = len(slot.tokens)
+        # What the target lacks takes the draft's place, so that a batch never grows past a token and a draft.
+        n_max = self._n_max - (n_tokens - self._target.n_tokens(slot.id))
+        # The round's own token needs no cell and counts as one, so a draft may fill all but that.
+        return min(n_max, slot.task.remaining(self._target.n_ctx_seq, n_tokens) - 1)
+
     def _request(self, slot: Slot) -> DraftRequest | None:
         task = slot.task
         assert task is not None
         n_tokens = len(slot.tokens)
         wanted = task.request.speculative
-        n_max = self._n_max if wanted.n_max is None else min(wanted.n_max, self._n_max)
-        # What the target lacks takes the draft's place, so that a batch never grows past a token and a draft.
-        n_max -= n_tokens - self._target.n_tokens(slot.id)
-        # The round's own token needs no cell and counts as one, so a draft may fill all but that.
-        n_max = min(n_max, task.remaining(self._target.n_ctx_seq, n_tokens) - 1)
+        n_max = self._room(slot)
+        if wanted.n_max is not None:
+            n_max = min(wanted.n_max, n_max)
         if n_max <= 0 or wanted.type == "none":
             return None
         return DraftRequest(

@@ -1,10 +1,9 @@
-"""The draft length rule against simulated machines and texts: costs and acceptances are drawn, nothing is timed."""
+"""The draft length rule against simulated machines and texts."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import mean
 
 import pytest
@@ -12,85 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft.calibration import Calibration
-from draft.guard import DraftGuard
 from draft.step_costs import StepCosts
 from draft.window import DraftLength, LengthPolicy
-
-Cost = Callable[[int], float]
-
-_MEASURED = {1: 1.0, 2: 1.7, 3: 2.2, 4: 2.7, 5: 3.5, 6: 3.9, 7: 4.3, 8: 4.6}
-MACHINES: dict[str, Cost] = {
-    "bound by arithmetic": lambda n: 8.0 * _MEASURED.get(n, 4.6 + 0.4 * (n - 8)),
-    "bound by memory": lambda n: 8.0 * (1 + 0.2 * (n - 1)),
-    "accelerator": lambda n: 2.0 * (1 + 0.02 * (n - 1)),
-}
-WARM_UP = (1, 2, 3, 4, 6, 8, 12, 16)
-
-
-class FakeGuard(DraftGuard):
-    """Never in the way."""
-
-    def allows(self, n_slots: int) -> bool:
-        return True
-
-
-@dataclass
-class Simulation:
-    """One slot; each drafted token has a confidence drawn around `acceptance(round)` and stands that often."""
-
-    cost: Cost
-    acceptance: Callable[[int], float]
-    draft_ms: float = 0.4
-    n_rounds: int = 3000
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        self.rng = random.Random(self.seed)
-
-    def noisy(self, ms: float) -> float:
-        return ms * (1 + 0.1 * self.rng.random())
-
-    def confidence(self, i: int) -> float:
-        a = self.acceptance(i)
-        return self.rng.betavariate(2 * a, 2 * (1 - a))
-
-    def n_accepted(self, draft: list[float]) -> int:
-        return next((k for k, c in enumerate(draft) if self.rng.random() >= c), len(draft))
-
-    def fixed(self, length: int) -> float:
-        tokens, ms = 0, 0.0
-        for i in range(self.n_rounds):
-            draft = [self.confidence(i) for _ in range(length)]
-            tokens += 1 + self.n_accepted(draft)
-            ms += self.noisy(self.cost(1 + length)) + length * self.draft_ms
-        return tokens / ms
-
-    def adaptive(self) -> float:
-        policy, calibration = LengthPolicy(), Calibration()
-        length = DraftLength(policy, {"": calibration}, 0)
-        for _ in range(3):
-            for n in WARM_UP:
-                policy.costs.observe(n, self.noisy(self.cost(n)))
-        tokens, ms = 0, 0.0
-        for i in range(self.n_rounds):
-            policy.begin_step(1)
-            draft: list[float] = []
-            goes_on = length.opens("")
-            while goes_on and len(draft) < 16:
-                draft.append(self.confidence(i))
-                goes_on = length.goes_on(draft[-1])
-            n_drafted = len(draft)
-            length.spent(n_drafted, n_drafted * self.draft_ms)
-            kept = length.keeps() if draft else 0
-            draft = draft[:kept]
-            gained = self.n_accepted(draft)
-            step = self.noisy(self.cost(1 + kept))
-            if kept:
-                calibration.learn(draft, gained)
-            policy.end_step(1 + kept, step, step + n_drafted * self.draft_ms, 1 + gained)
-            tokens += 1 + gained
-            ms += step + n_drafted * self.draft_ms
-        return tokens / ms
+from tests.draft.simulation import MACHINES, WARM_UP, FakeGuard, Simulation
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -169,7 +92,7 @@ def test_where_nothing_is_accepted_drafts_become_rare() -> None:
     n_drafts = 0
     for _ in range(2000):
         policy.begin_step(1)
-        if length.opens(""):
+        if not policy.rests(0) and length.opens(""):
             n_drafts += 1
             length.goes_on(0.5)
             if length.keeps():
@@ -189,7 +112,7 @@ def test_a_calibration_that_is_wrong_is_put_right() -> None:
     assert calibration.probability(0, 0.9) < 0.1
     for _ in range(6000):
         policy.begin_step(1)
-        if length.opens(""):
+        if not policy.rests(0) and length.opens(""):
             length.goes_on(0.9)
             n_kept = length.keeps()
             calibration.learn([0.9] * n_kept, n_kept)
@@ -209,7 +132,7 @@ def test_a_token_that_may_turn_out_sure_is_worth_drafting() -> None:
     n_drafts = n_verified = 0
     for i in range(200):
         policy.begin_step(1)
-        if length.opens(""):
+        if not policy.rests(0) and length.opens(""):
             n_drafts += 1
             length.goes_on(0.99 if i % 4 == 0 else 0.2)
             n_verified += length.keeps()

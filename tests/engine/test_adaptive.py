@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -32,9 +33,10 @@ def with_rule(core: EngineCore, policy: LengthPolicy) -> None:
 class FakeCosts(StepCosts):
     """A step over n tokens takes 1 + marginal (n - 1) times 10 ms, whatever the clock says."""
 
-    def __init__(self, marginal: float) -> None:
+    def __init__(self, marginal: float, change_ms: float = 0.0) -> None:
         super().__init__()
         self.marginal = marginal
+        self.change_takes((change_ms, 0.0))
 
     def observe(self, n_tokens: int, ms: float) -> None:
         pass
@@ -56,16 +58,29 @@ class FakeGuard(DraftGuard):
 class FakeMachine(LengthPolicy):
     """The rule on a machine of the test's making, which makes a token in 10 ms."""
 
-    def __init__(self, marginal: float) -> None:
+    def __init__(self, marginal: float, change_ms: float = 0.0) -> None:
         super().__init__(
-            costs=FakeCosts(marginal), rate=0.1, draft_ms={"draft-simple": 1.0}, guard=FakeGuard()
+            costs=FakeCosts(marginal, change_ms), rate=0.1, draft_ms={"draft-simple": 1.0}, guard=FakeGuard()
         )
 
     def end_step(self, n_tokens: int, target_ms: float, wall_ms: float, n_gained: int) -> None:
         pass
 
-    def drafted(self, drafter: str, n_steps: int, ms: float) -> None:
+    def drafted(self, drafter: str, n_steps: int, ms: float, last_ms: float) -> None:
         pass
+
+
+def recorded_sizes(core: EngineCore) -> list[int]:
+    """Grows by the batch size of every step that only decodes."""
+    sizes: list[int] = []
+    end_step = core.speculation.end_step
+
+    def record(n_tokens: int, *rest: float) -> None:
+        sizes.append(n_tokens)
+        end_step(n_tokens, *rest)  # type: ignore[arg-type]
+
+    core.speculation.end_step = record  # type: ignore[method-assign]
+    return sizes
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.id)
@@ -76,6 +91,27 @@ def test_text_is_the_same_with_the_rule_as_without_a_drafter(kind: Kind) -> None
     with drafting(ruled(kind, policy), n_max=8) as core:
         with_rule(core, policy)
         assert [run(core, request(p, 48))[0].text for p in prompts(kind, 4)] == plain
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.id)
+@pytest.mark.parametrize("n_slots", [1, 3])
+def test_where_changes_are_dear_all_drafts_are_filled_up_to_one_length(kind: Kind, n_slots: int) -> None:
+    """What fills them is never part of the text."""
+    asked = prompts(kind, 3)
+    with drafting(Kind(("none",), kind.path), n_slots=n_slots) as core:
+        plain = [done.text for done in run(core, *(request(p, 64) for p in asked))]
+    policy = FakeMachine(0.02, change_ms=40.0)
+    with drafting(ruled(kind, policy), n_max=8, n_slots=n_slots) as core:
+        with_rule(core, policy)
+        policy.costs = FakeCosts(0.02, change_ms=40.0)
+        policy.steady.n = 4
+        sizes = recorded_sizes(core)
+        done = run(core, *(request(p, 64) for p in asked))
+    assert [d.text for d in done] == plain
+    if kind is MODEL:  # n-grams may be longer, and recurrent memory first reads what it took back
+        assert sum(a != b for a, b in pairwise(sizes)) < 0.4 * len(sizes)
+        assert max(sizes) > 2 * n_slots
+    assert all(d.timings.draft_n <= 8 * d.timings.n_decodes for d in done)
 
 
 def test_where_every_draft_stands_and_verifying_is_cheap_drafts_are_long() -> None:
