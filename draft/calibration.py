@@ -58,6 +58,11 @@ class Calibration:
             for cell, middle in zip(cells, _MIDDLES, strict=True)
         ]
 
+    @property
+    def n_drawn(self) -> float:
+        """Drafts that are remembered."""
+        return sum(self._drawn[:_BINS])
+
     def drafted(self, position: int, confidence: float) -> float:
         """A token was drafted, whether or not it will be verified; returns its probability."""
         first = min(position, _POSITIONS - 1) * _BINS

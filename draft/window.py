@@ -28,7 +28,8 @@ _MOST_SAVED = 0.2  # tokens, for such drafts
 _REST = 7  # rounds; nothing that the answer depends on moves far in them
 _RATE_FADE = 0.99  # of the sums behind the rate, per step
 _TRY_TOKENS = 2  # length of a draft of which nothing is known
-_STEADY_TRY, _FIRST_TRIES = 4, 4  # tokens; tries
+_STEADY_TRY, _FIRST_TRIES = 4, 12  # tokens; tries
+_DOUBT = 2.0  # drafts
 _AHEAD = np.arange(_LOOK_AHEAD + 1)
 
 _Array = npt.NDArray[np.float64]
@@ -83,9 +84,7 @@ class LengthPolicy:
 
     def _choose_steady(self, change_ms: float) -> None:
         draft_ms = max((self.draft_ms.get(name, 0.0) for _, name in self._drafting.values()), default=0.0)
-        chances = [
-            [_mean_chance(calibration, i) for i in range(4)] for calibration, _ in self._drafting.values()
-        ]
+        chances = [_sure_chances(calibration) for calibration, _ in self._drafting.values()]
         ms = self.costs.curve(self.n_slots, SteadyLength.longest) + self._own_ms
         if self.steady.begin_step(self.n_slots, chances, ms, draft_ms, change_ms):
             self._drafting.clear()
@@ -257,6 +256,14 @@ class LengthPolicy:
             now = last_ms if self._is_steady and not self.steady.n else ms / n_steps
             known = self.draft_ms.get(drafter)
             self.draft_ms[drafter] = now if known is None else known + 0.1 * (now - known)
+
+
+def _sure_chances(calibration: Calibration) -> list[float]:
+    """By position, the first one lower the less is known: a length is not changed on the word of a few drafts."""
+    chances = [_mean_chance(calibration, i) for i in range(4)]
+    n = calibration.n_drawn
+    chances[0] *= n / (n + _DOUBT)
+    return chances
 
 
 def _mean_chance(calibration: Calibration, position: int) -> float:

@@ -2,7 +2,7 @@
 
 llama's workers wait for each other at every barrier, so that one core taken by somebody else slows all of them. When
 steps stay slow for long, fewer threads are tried for a few steps and kept where they are faster; later one more is
-tried again.
+tried again. Steps that were always slow look like steps that are not, so fewer are also tried now and then unasked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ _SLOW = 1.3  # times the usual cost of a step
 _SLOW_FOR_MS = 700.0
 _TRIAL_STEPS = 6
 _BETTER = 0.95  # of the cost before the trial
+_HOPELESS = 1.1  # of the cost before: a trial that begins so is over
 _FIRST_WAIT_MS, _LAST_WAIT_MS = 3_000.0, 10_000.0
+_FIRST_LOOK_MS, _LAST_LOOK_MS = 500.0, 30_000.0  # between trials of fewer threads for which there is no reason
 
 
 @dataclass(slots=True)
@@ -30,6 +32,8 @@ class ThreadTuner:
     _slow_ms: float = 0.0
     _waited_ms: float = 0.0
     _wait_ms: float = _FIRST_WAIT_MS
+    _look_ms: float = _FIRST_LOOK_MS
+    _is_look: bool = False  # is the trial one of those?
     _trial_from: int = 0  # threads before the trial, 0 outside one
     _trial: list[float] = field(default_factory=list)
 
@@ -40,7 +44,7 @@ class ThreadTuner:
         """`cost`: milliseconds of the step as if it had one token; `ms`: what it took on the clock."""
         if self._trial_from:
             self._trial.append(cost)
-            if len(self._trial) >= _TRIAL_STEPS:
+            if len(self._trial) >= _TRIAL_STEPS or self._is_hopeless():
                 self._end_trial()
             return self.n_now
         self._cost = cost if self._cost <= 0.0 else self._cost + 0.15 * (cost - self._cost)
@@ -53,7 +57,14 @@ class ThreadTuner:
             self._begin_trial(self.n_now - 1)
         elif self.n_now < self.n_max and self._waited_ms >= self._wait_ms:
             self._begin_trial(self.n_now + 1)
+        elif self.n_now > 1 and self._waited_ms >= self._look_ms:
+            self._begin_trial(self.n_now - 1)
+            self._is_look = True
         return self.n_now
+
+    def _is_hopeless(self) -> bool:
+        is_fewer = self.n_now < self._trial_from
+        return is_fewer and len(self._trial) == 2 and min(self._trial) > _HOPELESS * self._cost
 
     def _pause_ms(self) -> float:
         """Trials downwards wait as well after one that failed."""
@@ -67,10 +78,14 @@ class ThreadTuner:
         """The median of the trial, its first step left out, against what was before."""
         tried = sorted(self._trial[1:])[len(self._trial[1:]) // 2]
         if tried < _BETTER * self._cost:
-            self._cost, self._wait_ms = tried, _FIRST_WAIT_MS
+            self._cost, self._wait_ms, self._look_ms = tried, _FIRST_WAIT_MS, _FIRST_LOOK_MS
         else:
             self.n_now = self._trial_from
-            self._wait_ms = min(2 * self._wait_ms, _LAST_WAIT_MS)
+            if self._is_look:
+                self._look_ms = min(2 * self._look_ms, _LAST_LOOK_MS)
+            else:
+                self._wait_ms = min(2 * self._wait_ms, _LAST_WAIT_MS)
+        self._is_look = False
         self._trial_from, self._slow_ms, self._waited_ms = 0, 0.0, 0.0
 
 
