@@ -97,10 +97,12 @@ UNKNOWN_SIZE = -1
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """Of a verified part of the last batch, the first `n_accepted` drafted tokens stay in the target."""
+    """Of a verified part of the last batch, the first `n_accepted` drafted tokens stay in the target. `n_stood`: with
+    how many the target agreed; more, where the answer ends inside the draft."""
 
     seq_id: int
     n_accepted: int
+    n_stood: int = 0
 
 
 @dataclass(frozen=True, slots=True)

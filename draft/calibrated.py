@@ -78,7 +78,9 @@ class CalibratedDrafter:
         for item in accepted:
             draft = self._proposed.pop(item.seq_id, None)
             if draft is not None and draft.tokens:
-                self._calibrations[item.seq_id][draft.drafter].learn(draft.confidence, item.n_accepted)
+                self._calibrations[item.seq_id][draft.drafter].learn(
+                    draft.confidence, item.n_accepted
+                )
 
     # -- state
 
@@ -101,11 +103,13 @@ class CalibratedDrafter:
         return DraftState(state.context, self._pack(seq_id) + bytes(state.spec))
 
     def apply(self, seq_id: int, state: DraftState, tokens: Ints, *, partial: bool) -> str:
-        if not partial:
-            calibrations, spec = self._unpack(state.spec)
-            self._set(seq_id, calibrations)
-            state = DraftState(state.context, spec)
-        return self.inner.apply(seq_id, state, tokens, partial=partial)
+        if partial:
+            return self.inner.apply(seq_id, state, tokens, partial=True)
+        calibrations, spec = self._unpack(state.spec)
+        self._set(seq_id, self._fresh())  # holds where the rest of the state is refused
+        left_out = self.inner.apply(seq_id, DraftState(state.context, spec), tokens, partial=False)
+        self._set(seq_id, calibrations)
+        return left_out
 
     def _pack(self, seq_id: int) -> bytes:
         body = b"".join(
@@ -152,6 +156,8 @@ class CalibratedDrafter:
         return self.inner.rewind_floor(seq_id)
 
     def truncate(self, seq_id: int, n_tokens: int) -> None:
+        if n_tokens == 0:
+            self._set(seq_id, self._fresh())
         self.inner.truncate(seq_id, n_tokens)
 
     def n_tokens(self, seq_id: int) -> int:

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from draft.calibration import Calibration
 from draft.guard import DraftGuard
@@ -26,13 +25,11 @@ _LOOK_AHEAD = 4  # tokens behind the next one
 _TRY_SHARE = 0.003  # of the rate, that a slot may lose to drafts that do not pay
 _MOST_SAVED = 0.2  # tokens, for such drafts
 _REST = 7  # rounds; nothing that the answer depends on moves far in them
+_PRICES_FOR = 8  # steps; what they are made of moves by a hundredth in one
 _RATE_FADE = 0.99  # of the sums behind the rate, per step
 _TRY_TOKENS = 2  # length of a draft of which nothing is known
 _STEADY_TRY, _FIRST_TRIES = 4, 12  # tokens; tries
 _DOUBT = 2.0  # drafts
-_AHEAD = np.arange(_LOOK_AHEAD + 1)
-
-_Array = npt.NDArray[np.float64]
 
 
 @dataclass(slots=True)
@@ -62,7 +59,8 @@ class LengthPolicy:
     _time: float = 0.0  # in steps over one token, so that a machine that slows down does not bend the rate
     _is_allowed: bool = True
     _accounts: dict[int, _Account] = field(default_factory=lambda: defaultdict(_Account))
-    _prices: _Array = field(default_factory=lambda: np.zeros(0))  # of this step, see _price
+    _prices: list[float] = field(default_factory=list)  # see _price
+    _prices_for: int = 0  # steps for which they hold
     steady: SteadyLength = field(default_factory=SteadyLength)
     _is_steady: bool = False
     _first_tries: int = _FIRST_TRIES
@@ -74,9 +72,11 @@ class LengthPolicy:
     _own_ms: float = 0.0  # of a step, neither drafting nor in the target
 
     def begin_step(self, n_slots: int) -> None:
+        self._prices_for -= 1
+        if n_slots != self.n_slots or self._prices_for <= 0:
+            self._prices, self._prices_for = [], _PRICES_FOR
         self.n_slots = max(1, n_slots)
         self._is_allowed = self.guard.allows(self.n_slots)
-        self._prices = np.zeros(0)
         change_ms = self.costs.change_ms
         self._is_steady = SteadyLength.is_wanted(change_ms, self.costs.ms(1))
         if self._is_steady and self._is_allowed:
@@ -168,19 +168,25 @@ class LengthPolicy:
         """
         n = len(probabilities)
         price = self._price(n + 1 + _LOOK_AHEAD)
-        p_all, won = 1.0, 0.0
-        best = 0.0
+        draft_price = self._draft_price(drafter)
+        p_all, won, best = 1.0, 0.0, 0.0
         for k, p in enumerate(probabilities, 1):
             p_all *= p
             won += p_all
             best = max(best, won - price[k])
-        draft_price = self._draft_price(drafter)
-        shares, chances = calibration.outlook(n)
-        p_later = _mean_chance(calibration, n + 1)
-        yields = np.cumsum(p_later**_AHEAD)
-        spent = price[n + 1 : n + 2 + _LOOK_AHEAD] + draft_price * _AHEAD
-        ways = won - best + p_all * np.outer(chances, yields) - spent
-        return float(np.dot(shares, np.maximum(0.0, ways.max(axis=1)))) - draft_price
+        ways, stands, p_behind, p_later = [], 0.0, 1.0, _mean_chance(calibration, n + 1)
+        for more in range(_LOOK_AHEAD + 1):
+            stands += p_behind
+            p_behind *= p_later
+            ways.append((p_all * stands, price[n + 1 + more] + more * draft_price))
+        value = -draft_price
+        for share, p in zip(*calibration.outlook(n), strict=True):
+            gain = won - best + max([p * gained - spent for gained, spent in ways])
+            if gain > 0.0:
+                value += share * gain
+        return value
+
+    # -- a draft that is there at once
 
     def choose(self, probabilities: Sequence[float]) -> int:
         """How many tokens of a draft that costs nothing are worth verifying; nobody asked `opens` about it."""
@@ -199,7 +205,7 @@ class LengthPolicy:
         if not probabilities:
             return 0
         n, filled = len(probabilities), self.steady.filled
-        price = self._price(max(n, filled))
+        price = np.array(self._price(max(n, filled)))
         lengths = np.arange(1, n + 1)
         usual = self.steady.n
         brought_to = np.where(lengths <= usual, usual, np.where(lengths <= filled, filled, lengths))
@@ -220,12 +226,12 @@ class LengthPolicy:
         gain = float(gains[best])
         return (best + 1, gain) if gain > 0.0 else (0, 0.0)
 
-    def _price(self, n_draft: int) -> _Array:
+    def _price(self, n_draft: int) -> list[float]:
         """[> n_draft] what verifying a draft of 0, 1, ... tokens costs a slot, in tokens: the step takes longer for all
         slots, and all of them draft as much."""
         if len(self._prices) <= n_draft:
             curve = self.costs.curve(self.n_slots, max(32, n_draft))
-            self._prices = self.rate * (curve - curve[0])
+            self._prices = (self.rate * (curve - curve[0])).tolist()
         return self._prices
 
     def _draft_price(self, drafter: str) -> float:
@@ -241,7 +247,7 @@ class LengthPolicy:
         self._own_ms += 0.05 * (own_ms - self._own_ms)
         self._drafted_ms = 0.0
         self.guard.observe(self.n_slots, n_tokens, n_gained, max(0.0, wall_ms - self.costs.extra_ms()))
-        if wall_ms > 0.0:
+        if wall_ms > 0.0 and target_ms > 0.0:
             # A ratio of sums: the mean of the steps' own rates would make much of short steps.
             self._tokens = _RATE_FADE * self._tokens + n_gained / self.n_slots
             one = self.costs.ms(1)

@@ -147,7 +147,7 @@ class EngineCore:
                 self.finisher.fail(round_.slot, GenerationFailed(f"no next token: {e}"))
                 continue
             outcomes.append((round_, tokens, self.finisher.deliver(round_.slot, round_.task, tokens)))
-        self.speculation.accept([(r, d.n_kept) for r, _, d in outcomes])
+        self.speculation.accept([(r, d.n_kept, len(tokens) - 1) for r, tokens, d in outcomes])
         for round_, tokens, delivered in outcomes:
             slot, task, n_kept = round_.slot, round_.task, delivered.n_kept
             slot.tokens.extend([task.last_token, *tokens[:n_kept]])

@@ -116,9 +116,9 @@ class Speculation:
         position = len(slot.tokens) + (last_token >= 0)
         return task.sampler.pick(rows, draft, position, _history(slot, task.sampler.n_history, last_token))
 
-    def accept(self, outcomes: Sequence[tuple[Round, int]]) -> None:
-        """Tell the drafter what stays of every part that had a draft."""
-        settled = [Accepted(r.slot.id, n) for r, n in outcomes if r.part.n_draft]
+    def accept(self, outcomes: Sequence[tuple[Round, int, int]]) -> None:
+        """Tell the drafter what stays of every part that had a draft, and how much of it stood."""
+        settled = [Accepted(r.slot.id, kept, stood) for r, kept, stood in outcomes if r.part.n_draft]
         if settled:
             self._drafter.accept(settled)
 

@@ -18,7 +18,10 @@ _TRIAL_STEPS = 6
 _BETTER = 0.95  # of the cost before the trial
 _HOPELESS = 1.1  # of the cost before: a trial that begins so is over
 _FIRST_WAIT_MS, _LAST_WAIT_MS = 3_000.0, 10_000.0
-_FIRST_LOOK_MS, _LAST_LOOK_MS = 500.0, 30_000.0  # between trials of fewer threads for which there is no reason
+_FIRST_LOOK_MS, _LAST_LOOK_MS = (
+    500.0,
+    30_000.0,
+)  # between trials of fewer threads for which there is no reason
 
 
 @dataclass(slots=True)

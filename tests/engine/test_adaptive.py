@@ -159,3 +159,27 @@ def test_what_was_learnt_travels_with_the_draft_state(kind: Kind) -> None:
         assert core.drafter.unfit(fit, len(tokens), len(state.context), len(state.spec)) is None
         core.drafter.apply(0, state, tokens, partial=False)
         assert core.drafter._pack(0) == taught != fresh  # type: ignore[attr-defined]
+
+
+def test_a_draft_that_the_end_of_the_answer_cuts_is_no_rejection() -> None:
+    """The drafter is the target itself, so nothing it drafts is ever wrong."""
+    policy = FakeMachine(0.02)
+    with drafting(ruled(MODEL, policy), n_max=8) as core:
+        core.speculation.policy = policy
+        prompt = prompts(MODEL, 1)[0]
+        text = run(core, request(prompt, 48))[0].text
+        for at in range(10, 40, 3):
+            core.finisher.release(core.slots[0])
+            run(core, request(prompt, 48, stop=(text[at : at + 4],)))
+        calibration = core.drafter._overall["draft-simple"]  # type: ignore[attr-defined]
+    assert sum(calibration._seen) > 30
+    assert sum(calibration._accepted) == sum(calibration._seen)
+
+
+def test_a_restore_without_a_draft_forgets_what_the_former_text_taught() -> None:
+    with drafting(MODEL, n_max=8) as core:
+        drafter = core.drafter
+        fresh = drafter._pack(0)  # type: ignore[attr-defined]
+        drafter._calibrations[0]["draft-simple"]._seen = [100.0] * 40  # type: ignore[attr-defined]
+        drafter.truncate(0, 0)
+        assert drafter._pack(0) == fresh  # type: ignore[attr-defined]
