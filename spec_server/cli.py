@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from pydantic import ValidationError
 
 from spec_server import __version__, machine
-from spec_server.options import ALWAYS_SO, IGNORED
-from spec_server.settings import Settings, env_names, option_of
+from spec_server.environment import unread
+from spec_server.settings import Settings, env_names, option_of, variable_of
+from spec_server.tolerated import ALWAYS_SO, DEVICES, IGNORED, NEUTRAL, REFUSED_FLAGS, is_neutral
+from spec_server.wording import fault
 
 DESCRIPTION = "Serves a model over HTTP, with speculative decoding whose state can be saved and restored."
 _FLAG = re.compile(r"--?[A-Za-z]")
@@ -35,13 +38,21 @@ def parse(argv: Sequence[str]) -> Settings:
     arguments = [_with_dashes(argument) for argument in argv]
     _refuse_unknown(parser, arguments)
     given = vars(parser.parse_args(arguments))
-    for flag in given.pop("ignored", ()):
-        print(f"spec-server: {flag} has no effect here", file=sys.stderr)
+    notes, dangers = unread(os.environ)
+    if dangers:
+        parser.error("; ".join(dangers))
+    notes = [f"{flag} has no effect here" for flag in given.pop("ignored", ())] + notes
     given.pop("always_so", None)
+    given |= {DEVICES[flag]: "0" for flag in given.pop("no_device", ())}  # wins over -ngl, as in llama-server
     try:
-        return Settings(**given)
+        settings = Settings(**given)
     except ValidationError as error:
-        parser.error(_message(error))
+        parser.error(_message(error, given))
+    if settings.cache_ram:
+        notes.append(f"{_source('cache_ram', given) or '--cache-ram'} has no effect here yet")
+    for note in notes:
+        print(f"spec-server: {note}", file=sys.stderr)
+    return settings
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -71,10 +82,17 @@ def build_parser() -> argparse.ArgumentParser:
         if option.no:
             off = f"switch {option.name} off"
             group.add_argument(*option.no.split(), dest=name, action="store_const", const="off", help=off)
-    tolerated = " ".join(flag if not n else f"{flag} X" for flag, n in {**ALWAYS_SO, **IGNORED}.items())
+    values = {flag: " X" * n for flag, n in {**ALWAYS_SO, **IGNORED}.items()}
+    values |= {flag: f" {'|'.join(wanted)}" for flag, wanted in NEUTRAL.items()}
+    values |= dict.fromkeys(DEVICES, " none")
+    tolerated = " ".join(flag + value for flag, value in values.items())
     group = parser.add_argument_group("Accepted for llama-server's sake, without effect", tolerated)
     _tolerate(group, ALWAYS_SO, "always_so")
     _tolerate(group, IGNORED, "ignored")
+    for flag in NEUTRAL:
+        group.add_argument(flag, dest="always_so", action=_OnlyNeutral, help=argparse.SUPPRESS)
+    for flag in DEVICES:
+        group.add_argument(flag, dest="no_device", action=_OnlyNone, help=argparse.SUPPRESS)
     return parser
 
 
@@ -105,6 +123,35 @@ class _Note(argparse.Action):
         setattr(namespace, self.dest, [*getattr(namespace, self.dest, ()), option_string])
 
 
+class _OnlyNeutral(_Note):
+    """A value that asks for nothing is taken; what would change the answers never passes in silence."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        if not is_neutral(str(option_string), str(values)):
+            wanted = " or ".join(NEUTRAL[str(option_string)])
+            parser.error(f"{option_string}: only {wanted} is supported here (given: {values!r})")
+        super().__call__(parser, namespace, values, option_string)
+
+
+class _OnlyNone(_Note):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        if values != "none":
+            parser.error(f"{option_string}: only none is supported here (given: {values!r})")
+        super().__call__(parser, namespace, values, option_string)
+
+
 def _tolerate(group: argparse._ArgumentGroup, flags: dict[str, int], dest: str) -> None:
     for flag, n_values in flags.items():
         nargs = n_values or 0
@@ -116,13 +163,24 @@ def known_flags(parser: argparse.ArgumentParser) -> frozenset[str]:
 
 
 def _refuse_unknown(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """argparse would read `-mx y` as `-m x` and complain about y."""
+    """All of them at once. argparse would read `-mx y` as `-m x` and complain about y."""
     known = known_flags(parser)
-    for argument in arguments:
-        flag = argument.partition("=")[0]
-        if _FLAG.match(flag) and flag not in known:
-            near = difflib.get_close_matches(flag, [k for k in known if k.startswith("--")], n=1, cutoff=0.8)
-            parser.error(f"unknown flag {flag}" + (f"; did you mean {near[0]}?" if near else ""))
+    flags = dict.fromkeys(argument.partition("=")[0] for argument in arguments)
+    unknown = [flag for flag in flags if _FLAG.match(flag) and flag not in known]
+    if unknown:
+        parser.error("; ".join(f"unknown flag {flag}{_remark(flag, known)}" for flag in unknown))
+
+
+def _remark(flag: str, known: frozenset[str]) -> str:
+    if flag in REFUSED_FLAGS:
+        return " (llama-server's, not supported here)"
+    alike = [k for k in known if k.startswith("--") and _is_negation(k) == _is_negation(flag)]
+    near = difflib.get_close_matches(flag, alike, n=1, cutoff=0.8)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def _is_negation(flag: str) -> bool:
+    return flag.startswith("--no-")
 
 
 def _with_dashes(argument: str) -> str:
@@ -141,10 +199,21 @@ def _default(value: object) -> str:
     return f" (default: {value})"
 
 
-def _message(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_context=False)[0]
-    text = first["msg"].removeprefix("Value error, ")
-    if not first["loc"]:
-        return text
-    option = option_of(Settings.model_fields[str(first["loc"][0])])
-    return f"{option.name}: {text} (given: {first['input']!r})"
+def _message(error: ValidationError, given: Mapping[str, object]) -> str:
+    """The flag, what is wrong, and where the value was found when it was no flag."""
+    first = error.errors(include_url=False)[0]
+    text = fault(first)
+    if first["loc"]:
+        name = str(first["loc"][0])
+        text = f"{option_of(Settings.model_fields[name]).name}: {text} (given: {first['input']!r})"
+    else:
+        flag = text.partition(":")[0]
+        fields = Settings.model_fields.items()
+        name = next((name for name, field in fields if option_of(field).name == flag), "")
+    variable = _source(name, given)
+    return f"{text}, from {variable}" if variable else text
+
+
+def _source(name: str, given: Mapping[str, object]) -> str:
+    """The variable that a field's value comes from; empty where a flag or nothing gave it."""
+    return variable_of(name) if name and name not in given else ""

@@ -7,8 +7,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +22,11 @@ from persistence.store import DirectoryStore, SlotStore
 from spec_server import __version__, machine
 from spec_server.api.app import create_app
 from spec_server.api.base import ApiOptions, EngineHolder
+from spec_server.api.templates import CHATML, ChatTemplate
 from spec_server.engine.base import ModelInfo, SamplingParams
 from spec_server.engine.checkpoints import CheckpointOptions
 from spec_server.engine.core import EngineCore
+from spec_server.engine.errors import NotSupported
 from spec_server.engine.fitting import TargetFit
 from spec_server.engine.speculate import DraftDefaults
 from spec_server.engine.spill import make_spill
@@ -34,10 +35,11 @@ from spec_server.engine.threads import ThreadControl
 from spec_server.engine.transfer import Transfer
 from spec_server.engine.warmup import measure_step_costs, warm_up
 from spec_server.engine.worker import EngineWorker, WorkerOptions, engine_thread
+from spec_server.listening import Server, listen, url_of
 from spec_server.runtime.errors import LlamaError
 from spec_server.runtime.llama_context import LlamaContext
 from spec_server.runtime.model import Model
-from spec_server.settings import Settings
+from spec_server.settings import BUILT_IN_TEMPLATE, Settings
 
 log = logging.getLogger("spec_server")
 
@@ -59,13 +61,25 @@ class Parts:
 
 
 def serve(settings: Settings) -> int:
-    """Run until SIGTERM or SIGINT. 0 after an orderly end, 1 where the server could not start."""
+    """Run until SIGTERM or SIGINT. 0 after an orderly end, 1 where the server could not start, 2 where it was
+    told what cannot be. What can be known without a model is found out before one is loaded."""
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     if settings.log_level > logging.DEBUG:
         logging.getLogger("llama").setLevel(logging.WARNING)
     try:
+        ChatTemplate(_template(settings), "", "")
+    except NotSupported as e:
+        flag = "--chat-template-file" if settings.chat_template_file else "--chat-template"
+        log.error("cannot start: %s: %s", flag, e)
+        return 2
+    try:
+        sockets = listen(settings.host, settings.port)
+    except OSError as e:
+        log.error("cannot start: %s", e)
+        return 1
+    try:
         with asyncio.Runner(loop_factory=_event_loop) as runner:
-            return runner.run(_serve(settings))
+            return runner.run(_serve(settings, sockets))
     except KeyboardInterrupt:
         return 0
 
@@ -78,25 +92,23 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-async def _serve(settings: Settings) -> int:
+async def _serve(settings: Settings, sockets: Sequence[socket.socket]) -> int:
     holder = EngineHolder()
     app = create_app(holder, _api_options(settings))
     config = uvicorn.Config(
         app,
-        host=settings.host,
-        port=settings.port,
         log_config=None,
         log_level=logging.WARNING,
         access_log=False,
         lifespan="off",
         timeout_graceful_shutdown=_GRACE_S,
     )
-    server = _Server(config)
+    server = Server(config)
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, server.stop)
-    serving = asyncio.create_task(server.serve())
-    loading = asyncio.create_task(_load(settings, holder, server))
+    serving = asyncio.create_task(server.serve(list(sockets)))
+    loading = asyncio.create_task(_load(settings, holder, server, url_of(sockets[0])))
     stopping = asyncio.create_task(server.stopping.wait())
     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
     worker = await loading if loading.done() and not loading.cancelled() else None
@@ -109,7 +121,7 @@ async def _serve(settings: Settings) -> int:
     return 0 if server.started and not server.failed else 1
 
 
-async def _load(settings: Settings, holder: EngineHolder, server: _Server) -> EngineWorker | None:
+async def _load(settings: Settings, holder: EngineHolder, server: Server, url: str) -> EngineWorker | None:
     """Build the engine beside the open socket; a failure ends the server with one line."""
     started = time.monotonic()
     try:
@@ -124,38 +136,8 @@ async def _load(settings: Settings, holder: EngineHolder, server: _Server) -> En
     options = WorkerOptions(settings.queue_limit, settings.debug, settings.spec_verify)
     worker = EngineWorker(parts.core, transfer, parts.model, parts.facts, options, thread)
     holder.engine = worker
-    log.info("ready after %.1f s on %s", time.monotonic() - started, server.address())
+    log.info("ready after %.1f s on %s", time.monotonic() - started, url)
     return worker
-
-
-class _Server(uvicorn.Server):
-    """uvicorn with our own signal handling: streams are ended first, and the process leaves with status 0."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.stopping = asyncio.Event()
-        self.failed = False
-
-    def stop(self) -> None:
-        self.stopping.set()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        try:
-            await super().startup(sockets)
-        except SystemExit:
-            # uvicorn has logged why it cannot listen, and would leave with a traceback
-            self.failed = self.should_exit = True
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    def address(self) -> str:
-        for listener in getattr(self, "servers", []):
-            for sock in listener.sockets:
-                host, port = sock.getsockname()[:2]
-                return f"http://{host}:{port}"
-        return "no socket"
 
 
 # -- building
@@ -192,7 +174,8 @@ def build(settings: Settings) -> Parts:
     fit = TargetFit(ModelIdentity(name, digest), layout, target.n_ctx_seq, model.n_vocab)
     info = _model_info(settings, model, target)
     facts = _facts(settings, core, drafter)
-    log.info("%s: %d slots of %d tokens, drafting %s", name, target.n_seq_max, target.n_ctx_seq, drafter.name)
+    slots = "1 slot" if target.n_seq_max == 1 else f"{target.n_seq_max} slots"
+    log.info("%s: %s of %d tokens, drafting %s", name, slots, target.n_ctx_seq, drafter.name)
     draft_identity = ModelIdentity(*drafter.model_identity) if drafter.model_identity else None
     return Parts(core, store, fit, draft_identity, info, facts)
 
@@ -298,9 +281,6 @@ def _checkpoint_options(settings: Settings) -> CheckpointOptions:
 
 
 def _model_info(settings: Settings, model: Model, target: LlamaContext) -> ModelInfo:
-    template = settings.chat_template or model.chat_template() or ""
-    if settings.chat_template_file:
-        template = Path(settings.chat_template_file).read_text(encoding="utf-8")
     return ModelInfo(
         alias=settings.alias or Path(settings.model).name,
         path=settings.model,
@@ -310,11 +290,17 @@ def _model_info(settings: Settings, model: Model, target: LlamaContext) -> Model
         n_embd=model.n_embd,
         n_params=model.n_params,
         size=model.size,
-        chat_template=template,
+        chat_template=_template(settings) or model.chat_template() or "",
         bos_token=model.bos_text,
         eos_token=model.eos_text,
         created=int(time.time()),
     )
+
+
+def _template(settings: Settings) -> str:
+    """Empty: the model's own."""
+    text = settings.template()
+    return CHATML if text == BUILT_IN_TEMPLATE else text
 
 
 def _facts(settings: Settings, core: EngineCore, drafter: Drafter) -> Mapping[str, object]:

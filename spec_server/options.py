@@ -1,4 +1,4 @@
-"""How settings appear outside: flags, environment names, words for values, and flags only tolerated."""
+"""How settings appear outside: flags, environment names, words for values."""
 
 from __future__ import annotations
 
@@ -8,78 +8,6 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import NoDecode
-
-# Start scripts of llama-server go on working: these are always so here, or have nothing to act on.
-ALWAYS_SO = {
-    "--metrics": 0,
-    "--jinja": 0,
-    "-cb": 0,
-    "--cont-batching": 0,
-    "--no-context-shift": 0,
-    "--no-ui": 0,
-    "--no-webui": 0,
-    "--no-mmproj": 0,
-    "--no-mmproj-auto": 0,
-    "--offline": 0,
-    "--no-cache-idle-slots": 0,
-    "--no-warmup": 0,
-}
-# Accepted with a note on standard error: they change speed or appearance in llama-server and nothing here.
-IGNORED = {
-    "--ui": 0,
-    "--webui": 0,
-    "--props": 0,
-    "--perf": 0,
-    "--no-perf": 0,
-    "--warmup": 0,
-    "--cache-idle-slots": 0,
-    "--mlock": 0,
-    "--mmap": 0,
-    "--no-mmap": 0,
-    "-lm": 1,
-    "--load-mode": 1,
-    "--check-tensors": 0,
-    "--repack": 0,
-    "-nr": 0,
-    "--no-repack": 0,
-    "-e": 0,
-    "--escape": 0,
-    "--no-escape": 0,
-    "--prio": 1,
-    "--prio-batch": 1,
-    "--poll": 1,
-    "--poll-batch": 1,
-    "-to": 1,
-    "--timeout": 1,
-    "--threads-http": 1,
-    "--cache-reuse": 1,
-    "--numa": 1,
-    "--log-file": 1,
-    "--keep": 1,
-    "-sps": 1,
-    "--slot-prompt-similarity": 1,
-    "-dt": 1,
-    "--defrag-thold": 1,
-    "--log-disable": 0,
-    "--log-colors": 1,
-    "--log-prefix": 0,
-    "--no-log-prefix": 0,
-    "--log-timestamps": 0,
-    "--no-log-timestamps": 0,
-    "--reasoning-format": 1,
-    "-fit": 1,
-    "--fit": 1,
-    "-td": 1,
-    "--threads-draft": 1,
-    "--spec-draft-threads": 1,
-    "-tbd": 1,
-    "--threads-batch-draft": 1,
-    "--spec-draft-threads-batch": 1,
-    "--draft-p-split": 1,
-    "--spec-draft-p-split": 1,
-    "--spec-draft-backend-sampling": 0,
-    "--no-spec-draft-backend-sampling": 0,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +31,10 @@ class Option:
         return next((name for name in names if name.startswith("--")), names[0])
 
 
-_SWITCH_WORDS = {"on": True, "enabled": True, "off": False, "disabled": False}
+SWITCH_WORDS = {
+    **dict.fromkeys(("on", "enabled", "true", "1"), True),
+    **dict.fromkeys(("off", "disabled", "false", "0"), False),
+}
 _FLASH_WORDS = {
     "true": "on",
     "enabled": "on",
@@ -126,7 +57,7 @@ def _split(value: object) -> object:
 
 
 def _switch(value: object) -> object:
-    return _SWITCH_WORDS.get(value.strip().lower(), value) if isinstance(value, str) else value
+    return SWITCH_WORDS.get(value.strip().lower(), value) if isinstance(value, str) else value
 
 
 def _auto(value: object) -> object:

@@ -39,7 +39,7 @@ class ServingFields(BaseModel):
             "--chat-template",
             _MODEL,
             "JINJA",
-            "template to use instead of the model's",
+            "template to use instead of the model's, or chatml",
             env="LLAMA_ARG_CHAT_TEMPLATE",
         ),
     ] = ""
@@ -262,7 +262,7 @@ class ComputeFields(BaseModel):
             "-cram --cache-ram",
             _SLOTS,
             "N",
-            "prompt cache beside the slots; only 0 so far",
+            "prompt cache beside the slots; no effect so far",
             env="LLAMA_ARG_CACHE_RAM",
             unit="MiB",
         ),

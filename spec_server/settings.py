@@ -20,6 +20,7 @@ from spec_server.options import Option
 from spec_server.serving_fields import ComputeFields, LogFields, ServingFields
 
 ENV_PREFIX = "SPEC_SERVER_"
+BUILT_IN_TEMPLATE = "chatml"  # the one name that llama-server itself turns into a Jinja text
 AUTO_SLOTS = 4  # llama-server's number for --parallel -1
 FIXED_N_MAX, ADAPTIVE_N_MAX = 3, 16
 FIXED_NGRAM, ADAPTIVE_NGRAM = 12, 3
@@ -35,9 +36,10 @@ class LlamaServerEnv(PydanticBaseSettingsSource):
         for name in option.env.split():
             if name in os.environ:
                 return os.environ[name], name, False
-            if option.no and name.replace("LLAMA_ARG_", "LLAMA_ARG_NO_") in os.environ:
-                return "off", name, False
-        return None, field_name, False
+            negated = name.replace("LLAMA_ARG_", "LLAMA_ARG_NO_")
+            if option.no and negated in os.environ:
+                return "off", negated, False
+        return None, "", False
 
     def __call__(self) -> dict[str, Any]:
         found = {name: self.get_field_value(field, name)[0] for name, field in Settings.model_fields.items()}
@@ -55,13 +57,13 @@ class Settings(LogFields, SamplingFields, DraftingFields, ComputeFields, Serving
     def _check(self) -> Self:
         """What no field can say of itself. Each message names its flag."""
         if not self.model:
-            raise ValueError("--model: missing")
+            raise ValueError("--model: missing; -m FILE names a GGUF file, --help lists all flags")
         if self.parallel == 0:
             raise ValueError("--parallel: 0 slots serve nobody; -1 lets the server choose")
-        if self.cache_ram != 0:
-            raise ValueError("--cache-ram: only 0, as there is no such cache yet")
         if self.chat_template and self.chat_template_file:
             raise ValueError("--chat-template: given twice, as --chat-template-file too")
+        self.template()
+        self.api_keys()
         self._check_drafters()
         return self
 
@@ -119,11 +121,30 @@ class Settings(LogFields, SamplingFields, DraftingFields, ComputeFields, Serving
         return logging.DEBUG if self.verbose else LOG_LEVELS[self.verbosity]
 
     def api_keys(self) -> tuple[str, ...]:
-        """Those given and those in the file; OSError where it cannot be read."""
+        """Those given and those in the file. A file without any would leave the server open: ValueError."""
         if not self.api_key_file:
             return self.api_key
-        lines = (line.strip() for line in Path(self.api_key_file).read_text(encoding="utf-8").splitlines())
-        return (*self.api_key, *(line for line in lines if line and not line.startswith("#")))
+        lines = (line.strip() for line in _text("--api-key-file", self.api_key_file).splitlines())
+        found = tuple(line for line in lines if line and not line.startswith("#"))
+        if not found:
+            raise ValueError(f"--api-key-file: no key in {self.api_key_file}")
+        return (*self.api_key, *found)
+
+    def template(self) -> str:
+        """The chat template that was given, or the name of the built-in one; empty: the model's own."""
+        if not (self.chat_template or self.chat_template_file):
+            return ""
+        flag, text = "--chat-template", self.chat_template
+        if self.chat_template_file:
+            flag = "--chat-template-file"
+            text = _text(flag, self.chat_template_file)
+        if text != BUILT_IN_TEMPLATE and "{{" not in text and "{%" not in text:
+            raise ValueError(
+                f"{flag}: no Jinja template, every prompt would be its literal text; give Jinja text, "
+                f"--chat-template-file FILE or {BUILT_IN_TEMPLATE} (llama.cpp's other built-in names are not known "
+                "here), or leave it out to use the model's own"
+            )
+        return text
 
     @classmethod
     def settings_customise_sources(
@@ -135,6 +156,22 @@ class Settings(LogFields, SamplingFields, DraftingFields, ComputeFields, Serving
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, env_settings, LlamaServerEnv(settings_cls)
+
+
+def _text(flag: str, path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as e:
+        raise ValueError(f"{flag}: {path}: {e.strerror}") from None
+    except UnicodeError:
+        raise ValueError(f"{flag}: {path}: not UTF-8") from None
+
+
+def variable_of(name: str) -> str:
+    """The environment variable that a field's value would come from now; empty where none is set."""
+    own = ENV_PREFIX + name.upper()
+    spelled = next((variable for variable in os.environ if variable.upper() == own), "")
+    return spelled or LlamaServerEnv(Settings).get_field_value(Settings.model_fields[name], name)[1]
 
 
 def option_of(field: FieldInfo) -> Option:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from spec_server.cli import build_parser, known_flags, parse
-from spec_server.options import ALWAYS_SO, IGNORED
 from spec_server.settings import ENV_PREFIX, Settings, env_names, option_of
+from spec_server.tolerated import ALWAYS_SO, DEVICES, IGNORED, NEUTRAL, REFUSED, REFUSED_FLAGS
 
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
 BASE = ["-m", "m.gguf"]
@@ -113,8 +113,7 @@ def test_what_follows_from_several_settings() -> None:
         ("-m m --port 70000", "--port"),
         ("-m m -fa maybe", "--flash-attn"),
         ("-m m -ctk f8", "--cache-type-k"),
-        ("-m m --cache-ram 100", "--cache-ram"),
-        ("-m m --cache-ram -1", "--cache-ram"),
+        ("-m m --cache-ram much", "--cache-ram"),
         ("-m m --spec-adaptive maybe", "--spec-adaptive"),
         ("-m m --spec-type draft-eagle3", "--spec-type"),
         ("-m m --spec-type none,ngram-mod", "--spec-type"),
@@ -125,6 +124,18 @@ def test_what_follows_from_several_settings() -> None:
         ("-m m --temp -1", "--temp"),
         ("-m m --temp nan", "--temp"),
         ("-m m --chat-template a --chat-template-file b", "--chat-template"),
+        ("-m m --chat-template llama2", "--chat-template:"),
+        ("-m m --chat-template ./template.jinja", "--chat-template-file FILE"),
+        ("-m m --chat-template-file /nowhere/t.jinja", "--chat-template-file: /nowhere/t.jinja"),
+        ("-m m --api-key-file /nowhere/keys", "--api-key-file: /nowhere/keys"),
+        ("-m m --api-key-file /", "--api-key-file: /"),
+        ("-m m --mirostat 2", "--mirostat"),
+        ("-m m --dry-multiplier 0.8", "--dry-multiplier"),
+        ("-m m --top-nsigma 1", "--top-nsigma"),
+        ("-m m --adaptive-target 0", "--adaptive-target"),
+        ("-m m -sm row", "-sm"),
+        ("-m m -mg 1", "-mg"),
+        ("-m m --device CUDA0", "--device"),
         ("-m m --chat-template-kwargs [1]", "--chat-template-kwargs"),
         ("-m m --chat-template-kwargs {", "--chat-template-kwargs"),
         ("-m m --verbosity loud", "--verbosity"),
@@ -135,18 +146,71 @@ def test_wrong_value_names_its_flag(capsys: pytest.CaptureFixture[str], argument
     message = refusal(capsys, *arguments.split())
     assert flag in message
     assert message.count("\n") == 1
+    assert "Input should" not in message
 
 
-@pytest.mark.parametrize("flag", ["--foo", "-mx", "-sm", "-cbx", "--kv-unifie", "--ctx", "-tbx"])
+@pytest.mark.parametrize("flag", ["--foo", "-mx", "-cbx", "--kv-unifie", "--ctx", "-tbx", "--ssl-key-file"])
 def test_unknown_flag_is_named(capsys: pytest.CaptureFixture[str], flag: str) -> None:
     assert f"unknown flag {flag}" in refusal(capsys, *BASE, flag, "value")
 
 
+def test_all_unknown_flags_are_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    message = refusal(capsys, *BASE, "--foo", "1", "--spec-draft-nmax=3", "--bar", "--foo")
+    assert message.count("\n") == 1
+    assert [message.count(f"unknown flag {flag}") for flag in ("--foo", "--spec-draft-nmax", "--bar")] == [
+        1
+    ] * 3
+    assert "did you mean --spec-draft-n-max?" in message
+
+
+@pytest.mark.parametrize("flag", [*sorted(REFUSED_FLAGS), "--contextshift", "--no-metrics", "--no-jinjas"])
+def test_no_flag_of_another_meaning_is_suggested(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    assert "did you mean" not in refusal(capsys, *BASE, flag)
+
+
+def test_without_any_flag_the_way_in_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    message = refusal(capsys)
+    assert "-m FILE" in message
+    assert "--help" in message
+
+
 def test_start_scripts_of_llama_server_go_on_working(capsys: pytest.CaptureFixture[str]) -> None:
     tolerated = [argument for flag, n in {**ALWAYS_SO, **IGNORED}.items() for argument in (flag, *["x"] * n)]
-    assert parse([*BASE, *tolerated]).model == "m.gguf"
+    tolerated += [argument for flag, values in NEUTRAL.items() for v in values for argument in (flag, v)]
+    assert parse([*BASE, *tolerated, "--mirostat", "0.0"]).model == "m.gguf"
     notes = capsys.readouterr().err.splitlines()
     assert notes == [f"spec-server: {flag} has no effect here" for flag in IGNORED]
+
+
+@pytest.mark.parametrize(("flag", "field"), DEVICES.items())
+def test_no_device_is_no_layer_on_a_gpu(flag: str, field: str) -> None:
+    layers = ["-ngl", "99", "-ngld", "99"]
+    assert getattr(parse([*BASE, *layers, flag, "none"]), field) == 0
+    assert getattr(parse([*BASE, flag, "none", *layers]), field) == 0
+
+
+@pytest.mark.parametrize(("value", "notes"), [("8192", 1), ("-1", 1), ("0", 0)])
+def test_a_prompt_cache_is_only_an_optimisation(
+    capsys: pytest.CaptureFixture[str], value: str, notes: int
+) -> None:
+    parse([*BASE, "-cram", value])
+    assert capsys.readouterr().err == "spec-server: --cache-ram has no effect here yet\n" * notes
+
+
+def test_a_template_is_jinja_text_or_the_one_built_in_name(tmp_path: Path) -> None:
+    text = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    (tmp_path / "template").write_text(text)
+    assert parse([*BASE, "--chat-template-file", str(tmp_path / "template")]).template() == text
+    assert parse([*BASE, "--chat-template", text]).template() == text
+    assert parse([*BASE, "--chat-template", "chatml"]).template() == "chatml"
+    assert parse(BASE).template() == ""
+
+
+def test_a_template_file_without_jinja_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "template").write_text("")
+    assert "--chat-template-file:" in refusal(
+        capsys, *BASE, "--chat-template-file", str(tmp_path / "template")
+    )
 
 
 def test_environment_stands_in_for_flags(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,18 +231,18 @@ def test_environment_stands_in_for_flags(monkeypatch: pytest.MonkeyPatch) -> Non
     assert parse(["-c", "256"]).ctx_size == 256
 
 
-def test_wrong_environment_value_names_the_flag(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("LLAMA_ARG_PORT", "eighty")
-    assert "--port" in refusal(capsys, *BASE)
-
-
 def test_keys_come_from_flag_and_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# ours\nfirst\n\n second \n")
     settings = parse([*BASE, "--api-key", "x", "--api-key-file", str(file)])
     assert settings.api_keys() == ("x", "first", "second")
+
+
+def test_a_key_file_without_a_key_would_leave_the_server_open(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "keys").write_text("# none yet\n\n")
+    assert "--api-key-file: no key" in refusal(capsys, *BASE, "--api-key-file", str(tmp_path / "keys"))
 
 
 def test_help_groups_and_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,7 +255,7 @@ def test_help_groups_and_names_every_flag(capsys: pytest.CaptureFixture[str]) ->
         assert f"\n{option.group}:\n" in text
         assert all(flag in text for flag in (*option.flags.split(), *option.no.split()))
     _, _, tolerated = text.partition("\nAccepted for llama-server's sake, without effect:\n")
-    assert {*ALWAYS_SO, *IGNORED} - set(tolerated.split()) == set()
+    assert {*ALWAYS_SO, *IGNORED, *NEUTRAL, *DEVICES} - set(tolerated.split()) == set()
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,6 +294,11 @@ def default_cell(value: object) -> str:
 
 def test_every_documented_flag_exists() -> None:
     known = known_flags(build_parser())
-    documented = set(re.findall(r"`(--?[A-Za-z][\w-]*)`", PAGE.read_text()))
-    assert documented - known == set()
-    assert {*ALWAYS_SO, *IGNORED} - documented == set()
+    documented = set(re.findall(r"`(--?[A-Za-z][\w.-]*)`", PAGE.read_text()))
+    assert documented - known == REFUSED_FLAGS
+    assert {*ALWAYS_SO, *IGNORED, *NEUTRAL, *DEVICES} - documented == set()
+
+
+def test_no_flag_is_both_refused_and_known() -> None:
+    assert REFUSED_FLAGS & known_flags(build_parser()) == set()
+    assert sum(len(flags.split()) for flags in REFUSED.values()) == len(REFUSED_FLAGS)

@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from spec_server.api.base import ApiOptions
 from spec_server.api.disconnect import ClientGone, closing, unless_gone
+from spec_server.api.finished import log_finished
 from spec_server.api.forms import Answer, AnswerForm
 from spec_server.api.jsonio import json_response
 from spec_server.api.schemas import GenerationBody
@@ -45,5 +46,6 @@ async def collect(engine: Engine, request: GenerateRequest) -> Answer:
                 texts.append(event.text)
                 tokens += event.tokens
             elif isinstance(event, Finished):
+                log_finished(event)
                 return Answer("".join(texts), tuple(tokens), event)
     raise GenerationFailed("the generation ended without a result")

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from spec_server.api.jsonio import json_response
 from spec_server.api.schemas import TAKES
 from spec_server.engine import errors
+from spec_server.wording import fault
 
 log = logging.getLogger(__name__)
 
@@ -71,12 +72,12 @@ def error_response(error: errors.EngineError, retry_after_s: int) -> Response:
 
 def from_validation(error: ValidationError) -> errors.InvalidRequest:
     """The first fault, with the field's path as the client wrote it."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    first = error.errors(include_url=False, include_input=False)[0]
     name = str(first["loc"][0]) if first["loc"] else ""
     if name in TAKES and first["type"] != "missing":
         return errors.InvalidRequest(f"{name}: it takes {TAKES[name]}", param=name)
     param = field_path(first["loc"])
-    message = first["msg"].removeprefix("Value error, ")
+    message = fault(first)
     return errors.InvalidRequest(f"{param}: {message}" if param else message, param=param)
 
 

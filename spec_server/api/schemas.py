@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Literal, TypeVar
 
 import orjson
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from spec_server.engine.errors import InvalidRequest
 
@@ -86,10 +86,16 @@ class GenerationBody(RequestBody):
 
 
 class TextPart(RequestBody):
-    """Other kinds of parts need a model that sees or hears."""
-
     type: Literal["text"]
     text: str
+
+
+_WITH_EYES_OR_EARS = {
+    **dict.fromkeys(("image_url", "input_image", "image"), "images"),
+    **dict.fromkeys(("input_audio", "audio"), "sounds"),
+    **dict.fromkeys(("video_url", "input_video", "video"), "videos"),
+    **dict.fromkeys(("file", "input_file"), "files"),
+}
 
 
 class ChatMessage(RequestBody):
@@ -99,6 +105,22 @@ class ChatMessage(RequestBody):
 
     role: Annotated[str, Field(min_length=1)]
     content: str | list[TextPart] | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _is_text(cls, content: object) -> object:
+        """In one sentence; of a union pydantic names the fault of each member."""
+        parts = content if isinstance(content, list) else []
+        for kind in (part.get("type") for part in parts if isinstance(part, dict)):
+            if isinstance(kind, str) and kind != "text":
+                raise ValueError(f"{_WITH_EYES_OR_EARS.get(kind, f'parts of type {kind}')} are not supported")
+        if not isinstance(content, str | list | None) or not all(map(_is_text_part, parts)):
+            raise ValueError('it takes a string, or a list of {"type": "text", "text": STRING}')
+        return content
+
+
+def _is_text_part(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 class ChatBody(GenerationBody):
@@ -149,12 +171,37 @@ def _is_text_format(value: object) -> bool:
     return value is None or (isinstance(value, dict) and value.get("type") == "text")
 
 
+# llama-server's own order; those of _OFF_HERE cannot be switched on, so that leaving them out changes nothing.
+_CHAIN = {
+    "e": "penalties",
+    "d": "dry",
+    "s": "top_n_sigma",
+    "k": "top_k",
+    "y": "typ_p",
+    "p": "top_p",
+    "m": "min_p",
+}
+_CHAIN |= {"x": "xtc", "t": "temperature"}
+_OFF_HERE = ("dry", "top_n_sigma", "xtc")
+
+
+def _is_default_chain(value: object) -> bool:
+    if isinstance(value, str):
+        value = [_CHAIN.get(letter) for letter in value]
+    if not isinstance(value, list):
+        return value is None
+    return [name for name in value if name not in _OFF_HERE] == [
+        name for name in _CHAIN.values() if name not in _OFF_HERE
+    ]
+
+
 # Of fields that take several kinds of value, what they take; pydantic would speak of one kind only.
 TAKES: Mapping[str, str] = {
     "stop": "a string, or a list of at most 64 strings of at most 1,000 characters each",
     "logit_bias": "an object of token ids and biases, or a list of [token id, bias] pairs; "
     "a bias is a number, or false to ban the token",
     "prompt": "a string, or a list of token ids and strings",
+    "samplers": f'the default order alone, "{"".join(_CHAIN)}" or [{", ".join(_CHAIN.values())}]',
 }
 
 # What would change the answer and is not offered: refused unless the value asks for nothing.
@@ -183,7 +230,7 @@ UNSUPPORTED: Mapping[str, Callable[[object], bool]] = {
     "suffix": _is_off(""),
     "echo": _is_zero,
     "lora": _is_off([]),
-    "samplers": _is_off([], ""),
+    "samplers": _is_default_chain,
     "mirostat": _is_zero,
     "dynatemp_range": _is_zero,
     "xtc_probability": _is_zero,
@@ -227,7 +274,8 @@ def parse_object(raw: bytes) -> dict[str, object]:
 def _refuse_unsupported(data: Mapping[str, object]) -> None:
     for name in data.keys() & UNSUPPORTED.keys():
         if not UNSUPPORTED[name](data[name]):
-            raise InvalidRequest(f"{name}: not supported by this server", param=name)
+            what = f"it takes {TAKES[name]}" if name in TAKES else "not supported by this server"
+            raise InvalidRequest(f"{name}: {what}", param=name)
 
 
 def _refuse_mistyped(data: Mapping[str, object], model: type[BaseModel]) -> None:

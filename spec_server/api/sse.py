@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from spec_server.api.disconnect import ClientGone, closing, unless_gone
 from spec_server.api.errors import report_failure
+from spec_server.api.finished import log_finished
 from spec_server.api.forms import AnswerForm
 from spec_server.api.jsonio import dumps
 from spec_server.engine.base import Delta, Engine, GenerateRequest, Started
@@ -68,6 +69,7 @@ class EventStream(Response):
                 elif isinstance(event, Started):
                     await self._send(b"".join(map(frame, form.opening(event))))
                 else:
+                    log_finished(event)
                     await self._send(b"".join(map(frame, form.closing(event))) + form.terminator)
 
     async def _send(self, data: bytes) -> None:

@@ -32,7 +32,7 @@ class ChatTemplate:
         try:
             self._template = _environment().from_string(self.source)
         except jinja2.TemplateError as error:
-            raise NotSupported(f"the model's chat template cannot be compiled: {error}") from error
+            raise NotSupported(f"the chat template cannot be compiled: {error}") from error
 
     def render(
         self,

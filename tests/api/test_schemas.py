@@ -118,6 +118,29 @@ async def test_unsupported_feature_may_be_null(client: httpx.AsyncClient, name: 
     assert (await client.post(CHAT, json={"messages": USER, name: None})).status_code == 200
 
 
+DEFAULT_CHAIN = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
+
+
+@pytest.mark.parametrize(
+    "samplers",
+    ["edskypmxt", "edkypmxt", DEFAULT_CHAIN, [s for s in DEFAULT_CHAIN if s not in ("dry", "xtc")]],
+)
+async def test_the_default_order_of_samplers_may_be_named(
+    client: httpx.AsyncClient, samplers: object
+) -> None:
+    """What is off here (DRY, top-n-sigma, XTC) may be left out: older servers' pages know fewer."""
+    assert (await client.post(CHAT, json={"messages": USER, "samplers": samplers})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "samplers", ["", [], "kypmt", "tedskypmx", "edskypmxti", "edskypmxtt", DEFAULT_CHAIN[::-1], [1], {"a": 1}]
+)
+async def test_another_order_of_samplers_is_refused(client: httpx.AsyncClient, samplers: object) -> None:
+    error = (await client.post(CHAT, json={"messages": USER, "samplers": samplers})).json()["error"]
+    assert (error["code"], error["param"]) == (400, "samplers")
+    assert '"edskypmxt"' in error["message"]
+
+
 @pytest.mark.parametrize("name", ["idslot", "slot", "slotId", "id-slot", "id_slots", "slotid"])
 async def test_mistyped_slot_is_refused(client: httpx.AsyncClient, name: str) -> None:
     error = (await client.post(CHAT, json={"messages": USER, name: 1})).json()["error"]
@@ -154,6 +177,49 @@ async def test_bad_messages_are_refused(client: httpx.AsyncClient, messages: obj
     response = await client.post(CHAT, json={"messages": messages})
     assert response.status_code == 400
     assert response.json()["error"]["param"].startswith(param)
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ({"type": "image_url", "image_url": {"url": "x"}}, "images are not supported"),
+        ({"type": "input_audio", "input_audio": {}}, "sounds are not supported"),
+        ({"type": "poem"}, "parts of type poem are not supported"),
+        ({"type": "text"}, "it takes a string, or a list"),
+        ("hi", "it takes a string, or a list"),
+    ],
+)
+async def test_a_part_that_is_no_text_is_refused_in_plain_words(
+    client: httpx.AsyncClient, part: object, words: str
+) -> None:
+    content = [{"type": "text", "text": "what is this?"}, part]
+    error = (await client.post(CHAT, json={"messages": [{"role": "user", "content": content}]})).json()[
+        "error"
+    ]
+    assert error["message"].startswith(f"messages[0].content: {words}")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("max_tokens", "many", "it must be a whole number"),
+        ("max_tokens", 2.5, "it must be a whole number"),
+        ("max_tokens", -2, "it must be at least -1"),
+        ("temperature", "hot", "it must be a number"),
+        ("top_p", 2, "it must be at most 1.0"),
+        ("stream", "perhaps", "it must be true or false"),
+        ("speculative", 5, "it must be an object"),
+        ("speculative", {"n_maxx": 5}, "no such field"),
+        ("messages", "hi", "it must be a list"),
+        ("messages", [], "it must not be empty"),
+        ("messages", [5], "it must be an object"),
+    ],
+)
+async def test_a_wrong_value_is_answered_in_plain_words(
+    client: httpx.AsyncClient, field: str, value: object, words: str
+) -> None:
+    error = (await client.post(CHAT, json={"messages": USER, field: value})).json()["error"]
+    assert error["message"] == f"{error['param']}: {words}"
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_props_say_what_drafts_and_how_far_it_looks(real: Served) -> None:
     assert facts["draft_model"] == DRAFTER.name
     assert facts["n_ctx"] == real.get("/props")["n_ctx"] == 2048
     assert facts["n_max"] == 3
-    assert f"{target().name}: 1 slots of 2048 tokens, drafting draft-simple" in real.log
+    assert f"{target().name}: 1 slot of 2048 tokens, drafting draft-simple" in real.log
     assert real.post("/v1/chat/completions", QUESTION)["timings"]["draft_n"] > 0
 
 
@@ -195,11 +195,20 @@ def test_a_flag_that_is_wrong_ends_the_start_in_one_line(argv: list[str], word: 
 def test_the_port_that_is_taken_is_said(double: Served) -> None:
     port = double.base_url.rpartition(":")[2]
     ended = subprocess.run(
-        [sys.executable, "-m", "spec_server", *flags("self"), "--port", port],
+        # No such model: a taken port is said before one is looked for.
+        [sys.executable, "-m", "spec_server", "-m", "/nowhere/model.gguf", "--port", port],
         capture_output=True,
         text=True,
         timeout=60,
     )
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr
-    assert port in ended.stderr
+    [line] = ended.stderr.splitlines()
+    assert f"cannot start: --port {port} on 127.0.0.1" in line
+
+
+def test_a_template_that_cannot_be_compiled_ends_the_start() -> None:
+    ended = run_until_it_ends(["-m", "/nowhere/model.gguf", "--chat-template", "{{ messages"])
+    assert ended.returncode == 2
+    [line] = ended.stderr.splitlines()
+    assert "--chat-template: " in line
