@@ -8,6 +8,7 @@ Reads no clock itself.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 _FADE = 0.985  # of a rate's sums, per step
@@ -81,17 +82,20 @@ class DraftGuard:
     """`allows` before each step without prompt tokens, `observe` after it."""
 
     def __init__(self) -> None:
-        self._arms: dict[int, _Arms] = {}
+        self._arms: defaultdict[int, _Arms] = defaultdict(_Arms)
 
     def allows(self, n_slots: int) -> bool:
         """May drafts be made in a step of that many decoding slots?"""
-        return self._arms.setdefault(n_slots, _Arms()).is_drafting
+        return self._arms[n_slots].is_drafting
 
     def observe(self, n_slots: int, n_batch: int, n_tokens: int, ms: float) -> None:
-        """The step took ms, with n_batch tokens in its batch, and yielded n_tokens over all slots."""
+        """The step took ms, with n_batch tokens in its batch, and yielded n_tokens over all slots.
+
+        Steps without drafts may come together: then n_tokens and ms are those of all of them.
+        """
         if ms <= 0.0 or n_tokens <= 0:
             return
-        arms = self._arms.setdefault(n_slots, _Arms())
+        arms = self._arms[n_slots]
         arms.n_steps += 1
         settled = arms.n_steps > _UNSETTLED
         if arms.is_drafting:

@@ -39,17 +39,19 @@ class SteadyLength:
     def is_wanted(change_ms: float, plain_ms: float) -> bool:
         return change_ms > _DEAR * plain_ms
 
-    def begin_step(
+    def is_due(self, n_slots: int) -> bool:
+        """A step of n_slots slots begins: is it time to look for a better length?"""
+        self._rounds += 1
+        return n_slots != self._n_slots or self._rounds >= _EVERY
+
+    def choose(
         self, n_slots: int, chances: Sequence[Sequence[float]], ms: _Array, draft_ms: float, change_ms: float
-    ) -> bool:
-        """Look for a better length now and then; False where it is not time.
+    ) -> None:
+        """Change the length where that pays.
 
         `chances`: of each slot, that its next drafted token stands, and each one behind it given that; the last
         counts for all later ones. `ms` [longest + 1]: of a step in which all slots draft 0, 1, ... tokens.
         """
-        self._rounds += 1
-        if n_slots == self._n_slots and self._rounds < _EVERY:
-            return False
         change_ms = change_ms if n_slots == self._n_slots else 0.0  # a change that comes anyway
         self._n_slots, self._rounds = n_slots, 0
         if not chances:
@@ -57,7 +59,7 @@ class SteadyLength:
             self._unasked += 1
             if self._unasked > 1:
                 self.n, self.gain = 0, 0.0
-            return True
+            return
         self._unasked = 0
         tokens = np.mean([_expected(row, self.longest) for row in chances], axis=0)
         took = ms + draft_ms * np.arange(self.longest + 1)
@@ -66,7 +68,6 @@ class SteadyLength:
         if (rates[best] / rates[now] - 1.0) * _HORIZON * took[now] > change_ms:
             self.n = best
         self.gain = float(tokens[self.n] - 1.0 - rates[self.n] * (took[self.n] - took[0]))
-        return True
 
     def fill(self, longest: int) -> int:
         """The length that all slots' drafts of this step are brought to, the longest of them having `longest`."""

@@ -24,7 +24,9 @@ from draft.step_costs import StepCosts
 _LOOK_AHEAD = 4  # tokens behind the next one
 _TRY_SHARE = 0.003  # of the rate, that a slot may lose to drafts that do not pay
 _MOST_SAVED = 0.2  # tokens, for such drafts
-_REST = 7  # rounds; nothing that the answer depends on moves far in them
+_REST, _LONG_REST = 7, 31  # rounds; nothing that the answer depends on moves far in them
+_QUIET_STEPS = 8
+_LONG_DRAFT = 48  # tokens, of a drafter that copies text
 _PRICES_FOR = 8  # steps; what they are made of moves by a hundredth in one
 _RATE_FADE = 0.99  # of the sums behind the rate, per step
 _TRY_TOKENS = 2  # length of a draft of which nothing is known
@@ -45,6 +47,15 @@ class _Account:
 
 
 @dataclass(slots=True)
+class _Quiet:
+    """Steps in which nobody thought of drafting: they are learnt from together, as their mean."""
+
+    n: int = 0
+    target_ms: float = 0.0
+    wall_ms: float = 0.0
+
+
+@dataclass(slots=True)
 class LengthPolicy:
     """The rule for one engine. `begin_step` opens a step; drafters ask it for each slot in it."""
 
@@ -61,10 +72,13 @@ class LengthPolicy:
     _accounts: dict[int, _Account] = field(default_factory=lambda: defaultdict(_Account))
     _prices: list[float] = field(default_factory=list)  # see _price
     _prices_for: int = 0  # steps for which they hold
+    _n_resting: int = 0  # slots in this step
+    _quiet: _Quiet = field(default_factory=lambda: _Quiet())
     steady: SteadyLength = field(default_factory=SteadyLength)
     _is_steady: bool = False
     _first_tries: int = _FIRST_TRIES
     _has_free: bool = False  # does some drafter draft at no cost?
+    _free_rests: bool = False  # no such draft can pay at present
     _drafting: dict[int, tuple[Calibration, str]] = field(
         default_factory=dict
     )  # who asked since it was chosen
@@ -73,21 +87,38 @@ class LengthPolicy:
 
     def begin_step(self, n_slots: int) -> None:
         self._prices_for -= 1
-        if n_slots != self.n_slots or self._prices_for <= 0:
-            self._prices, self._prices_for = [], _PRICES_FOR
-        self.n_slots = max(1, n_slots)
+        if n_slots != self.n_slots:
+            self.n_slots, self._prices_for, self._quiet = max(1, n_slots), 0, _Quiet()
+        if self._prices_for <= 0:
+            self._refresh()
+        self._n_resting = 0
         self._is_allowed = self.guard.allows(self.n_slots)
-        change_ms = self.costs.change_ms
-        self._is_steady = SteadyLength.is_wanted(change_ms, self.costs.ms(1))
-        if self._is_steady and self._is_allowed:
-            self._choose_steady(change_ms)
+        if self._is_steady and self._is_allowed and self.steady.is_due(self.n_slots):
+            self._choose_steady()
 
-    def _choose_steady(self, change_ms: float) -> None:
+    def _refresh(self) -> None:
+        self._prices, self._prices_for = [], _PRICES_FOR
+        self._is_steady = SteadyLength.is_wanted(self.costs.change_ms, self.costs.ms(1))
+        self._free_rests = self._is_steady and self.rate > 0.0 and not self._free_may_pay()
+
+    def _free_may_pay(self) -> bool:
+        """Could a draft of text alone pay for the change to its length if all of it stood?"""
+        price = self._price(_LONG_DRAFT)
+        return any(
+            k > self._price_of_change(price, k) for k in (_LONG_DRAFT // 4, _LONG_DRAFT // 2, _LONG_DRAFT)
+        )
+
+    def _price_of_change(self, price: Sequence[float], n_draft: int) -> float:
+        """What it costs all slots to draft n_draft tokens for once, where only one has anything to draft."""
+        changes = 2.0 * self.rate * self.costs.change_ms  # there and back again
+        return self.n_slots * (price[n_draft] - price[self.steady.n] + changes)
+
+    def _choose_steady(self) -> None:
         draft_ms = max((self.draft_ms.get(name, 0.0) for _, name in self._drafting.values()), default=0.0)
         chances = [_sure_chances(calibration) for calibration, _ in self._drafting.values()]
         ms = self.costs.curve(self.n_slots, SteadyLength.longest) + self._own_ms
-        if self.steady.begin_step(self.n_slots, chances, ms, draft_ms, change_ms):
-            self._drafting.clear()
+        self.steady.choose(self.n_slots, chances, ms, draft_ms, self.costs.change_ms)
+        self._drafting.clear()
 
     def fill(self, longest: int) -> int:
         """To what length the drafts of this step are brought by tokens that nobody verifies; 0: as they are."""
@@ -96,38 +127,41 @@ class LengthPolicy:
     # -- a draft that is made token by token
 
     def rests(self, seq_id: int) -> bool:
-        """Does the last answer of `opens`, no, still hold? Then nobody need ask, but for drafts that cost nothing."""
+        """Does the last no of `opens` still hold? Then nobody need ask, unless a draft may be had for nothing."""
         account = self._accounts[seq_id]
         if not account.rest:
             return False
+        if self._has_free and not self._free_rests:
+            return False
         account.rest -= 1
         account.add(_TRY_SHARE)
-        return not self._has_free
+        self._n_resting += 1
+        return True
 
     def opens(self, seq_id: int, calibration: Calibration, drafter: str) -> bool:
         """Is a draft worth beginning, or at least a try?"""
-        if self._accounts[seq_id].rest:
+        account = self._accounts[seq_id]
+        account.add(_TRY_SHARE)
+        if account.rest:
+            account.rest -= 1
             return False
-        if not self._is_allowed:
-            self._accounts[seq_id].rest = _REST
-            return False
+        if self._is_allowed and self._is_worth_it(account, seq_id, calibration, drafter):
+            return True
+        account.rest = _LONG_REST if self._is_steady and self._is_allowed else _REST
+        return False
+
+    def _is_worth_it(self, account: _Account, seq_id: int, calibration: Calibration, drafter: str) -> bool:
         if self._is_steady:
             self._drafting[seq_id] = calibration, drafter
         if self.rate <= 0.0 or (self._is_steady and self.steady.n):
             return True
-        account = self._accounts[seq_id]
-        account.add(_TRY_SHARE)
         account.is_try = self._is_steady or self._value_of_more([], calibration, drafter) <= 0.0
-        if not account.is_try or self._may_try(account, drafter):
-            return True
-        account.rest = _REST
-        return False
+        return not account.is_try or self._may_try(account, drafter)
 
     def _may_try(self, account: _Account, drafter: str) -> bool:
         if self._is_steady and self._first_tries:
             # What is learnt by a few drafts in the beginning would else take thousands of tokens.
             self._first_tries -= 1
-            account.rest = _REST
             return True
         # The others wait for a slot that tries alone.
         return account.saved >= min(self.n_slots * self._draft_price(drafter), _MOST_SAVED)
@@ -205,14 +239,16 @@ class LengthPolicy:
         if not probabilities:
             return 0
         n, filled = len(probabilities), self.steady.filled
-        price = np.array(self._price(max(n, filled)))
+        price = self._price(max(n, filled))
         lengths = np.arange(1, n + 1)
         usual = self.steady.n
         brought_to = np.where(lengths <= usual, usual, np.where(lengths <= filled, filled, lengths))
         changes = (brought_to != usual) & (brought_to != filled)
-        # There and back again; all slots wait, and the others may have nothing to draft.
-        spent = price[brought_to] - price[usual] + changes * 2.0 * self.rate * self.costs.change_ms
-        gains = np.cumsum(np.cumprod(probabilities)) - self.n_slots * spent - self.steady.gain
+        spent = [
+            self._price_of_change(price, k) if change else self.n_slots * (price[k] - price[usual])
+            for k, change in zip(brought_to.tolist(), changes.tolist(), strict=True)
+        ]
+        gains = np.cumsum(np.cumprod(probabilities)) - np.array(spent) - self.steady.gain
         best = int(gains.argmax())
         return best + 1 if gains[best] > 0.0 else 0
 
@@ -242,16 +278,31 @@ class LengthPolicy:
 
     def end_step(self, n_tokens: int, target_ms: float, wall_ms: float, n_gained: int) -> None:
         """A step of only decoding slots is over: its batch size, its times, the tokens that it yielded."""
+        if self._n_resting == n_tokens == self.n_slots:
+            quiet = self._quiet
+            quiet.n, quiet.target_ms, quiet.wall_ms = (
+                quiet.n + 1,
+                quiet.target_ms + target_ms,
+                quiet.wall_ms + wall_ms,
+            )
+            if quiet.n == _QUIET_STEPS:
+                self._quiet = _Quiet()
+                self._learn(n_tokens, quiet.target_ms / quiet.n, quiet.wall_ms / quiet.n, n_gained, quiet.n)
+        else:
+            self._learn(n_tokens, target_ms, wall_ms, n_gained, 1)
+
+    def _learn(self, n_tokens: int, target_ms: float, wall_ms: float, n_gained: int, n_steps: int) -> None:
         self.costs.observe(n_tokens, target_ms)
         own_ms = max(0.0, wall_ms - target_ms - self._drafted_ms)
         self._own_ms += 0.05 * (own_ms - self._own_ms)
         self._drafted_ms = 0.0
-        self.guard.observe(self.n_slots, n_tokens, n_gained, max(0.0, wall_ms - self.costs.extra_ms()))
+        settled_ms = max(0.0, wall_ms - self.costs.extra_ms())
+        self.guard.observe(self.n_slots, n_tokens, n_steps * n_gained, n_steps * settled_ms)
         if wall_ms > 0.0 and target_ms > 0.0:
             # A ratio of sums: the mean of the steps' own rates would make much of short steps.
-            self._tokens = _RATE_FADE * self._tokens + n_gained / self.n_slots
-            one = self.costs.ms(1)
-            self._time = _RATE_FADE * self._time + wall_ms / one
+            fade, one = _RATE_FADE**n_steps, self.costs.ms(1)
+            self._tokens = fade * self._tokens + n_steps * n_gained / self.n_slots
+            self._time = fade * self._time + n_steps * wall_ms / one
             self.rate = self._tokens / (self._time * one)
 
     def drafted(self, drafter: str, n_steps: int, ms: float, last_ms: float) -> None:
