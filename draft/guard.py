@@ -88,10 +88,13 @@ class DraftGuard:
         """May drafts be made in a step of that many decoding slots?"""
         return self._arms[n_slots].is_drafting
 
-    def observe(self, n_slots: int, n_batch: int, n_tokens: int, ms: float) -> None:
+    def observe(
+        self, n_slots: int, n_batch: int, n_tokens: int, ms: float, *, is_settled: bool = True
+    ) -> None:
         """The step took ms, with n_batch tokens in its batch, and yielded n_tokens over all slots.
 
-        Steps without drafts may come together: then n_tokens and ms are those of all of them.
+        Steps without drafts may come together: then n_tokens and ms are those of all of them. Not settled is a step
+        that was slow only because the one before had another size.
         """
         if ms <= 0.0 or n_tokens <= 0:
             return
@@ -100,8 +103,10 @@ class DraftGuard:
         settled = arms.n_steps > _UNSETTLED
         if arms.is_drafting:
             arms.loss_ms = max(0.0, arms.loss_ms + ms - n_tokens / arms.plain.value())
+            if is_settled and n_batch > n_slots:
+                arms.verified.add(n_batch, ms)
             if settled:
-                self._judge(arms, n_slots, n_batch, n_tokens, ms)
+                self._judge(arms, n_tokens, ms)
             return
         arms.wait_ms = max(0.0, arms.wait_ms - ms)
         if settled:
@@ -116,11 +121,9 @@ class DraftGuard:
             arms.loss_ms = 0.0
         arms.turn(drafting=True)
 
-    def _judge(self, arms: _Arms, n_slots: int, n_batch: int, n_tokens: int, ms: float) -> None:
+    def _judge(self, arms: _Arms, n_tokens: int, ms: float) -> None:
         """Look closer where drafting makes fewer tokens; else a block of plain steps now and then."""
         arms.drafting.add(n_tokens, ms)
-        if n_batch > n_slots:
-            arms.verified.add(n_batch, ms)
         if arms.is_hopeless() or (arms.loss_ms > _LOSS_MS and arms.is_worse()):
             arms.suspect()
         elif arms.n_steps >= arms.block:

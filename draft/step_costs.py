@@ -24,7 +24,7 @@ class StepCosts:
     `ms` may be read from another.
     """
 
-    __slots__ = ("_extra", "_level", "_run", "_seen", "_shape", "_size", "_stale", "_table")
+    __slots__ = ("_broken", "_extra", "_level", "_run", "_seen", "_shape", "_size", "_stale", "_table")
 
     def __init__(self) -> None:
         self._level = math.nan
@@ -33,6 +33,7 @@ class StepCosts:
         self._stale = 0  # observations since the table was made
         self._table = np.zeros(0)  # shape by tokens in the batch, not logarithmic; [0] unused
         self._size = self._run = 0  # of the last step, and how many before it had the same
+        self._broken = 0  # steps for which a break may still be felt
         self._extra = [0.0] * _SETTLED  # milliseconds of the first and the second step of another size
 
     @property
@@ -45,22 +46,24 @@ class StepCosts:
             return
         self._run = self._run + 1 if n_tokens == self._size else 0
         self._size = n_tokens
-        if not self._is_settled():
-            self._learn_change(n_tokens, ms)
-        else:
+        self._broken = max(0, self._broken - 1)
+        if self.is_settled:
             self._learn(n_tokens, ms)
+        elif not self._broken:
+            self._learn_change(n_tokens, ms)
 
     def extra_ms(self) -> float:
         """What the last step took longer because the one before had another size."""
-        return 0.0 if self._is_settled() else self._extra[self._run]
+        return 0.0 if self.is_settled else self._extra[self._run]
 
-    def _is_settled(self) -> bool:
+    @property
+    def is_settled(self) -> bool:
         """Does the last step tell what its size costs? Where a change costs little, all do."""
         return self._run >= _SETTLED or self._extra[self._run] <= _UNSETTLED_MOST * self.ms(1)
 
     def interrupted(self) -> None:
-        """A step of another kind came between."""
-        self._size = 0
+        """A step of another kind came between: the next ones may be slow for that, or not."""
+        self._size, self._broken = 0, _SETTLED + 1
 
     def change_takes(self, extra_ms: Sequence[float]) -> None:
         """What was measured of the first and the second step after a change."""

@@ -297,7 +297,13 @@ class LengthPolicy:
         self._own_ms += 0.05 * (own_ms - self._own_ms)
         self._drafted_ms = 0.0
         settled_ms = max(0.0, wall_ms - self.costs.extra_ms())
-        self.guard.observe(self.n_slots, n_tokens, n_steps * n_gained, n_steps * settled_ms)
+        self.guard.observe(
+            self.n_slots,
+            n_tokens,
+            n_steps * n_gained,
+            n_steps * settled_ms,
+            is_settled=self.costs.is_settled,
+        )
         if wall_ms > 0.0 and target_ms > 0.0:
             # A ratio of sums: the mean of the steps' own rates would make much of short steps.
             fade, one = _RATE_FADE**n_steps, self.costs.ms(1)
