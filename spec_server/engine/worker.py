@@ -267,6 +267,8 @@ class EngineWorker:
 
     def _drain(self) -> None:
         while not self._mailbox.empty():
+            if core.finisher.awaits_transfer:
+                core.finisher.awaits_transfer = busy = False
             self._mailbox.get()()
 
     def _step(self) -> bool:
