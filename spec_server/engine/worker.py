@@ -35,7 +35,7 @@ from spec_server.engine.errors import (
 from spec_server.engine.locks import SlotLocks
 from spec_server.engine.outbox import Events, Outbox
 from spec_server.engine.report import counters, slot_facts
-from spec_server.engine.sample import DEFAULT_RULE, Rule, make_sampler
+from spec_server.engine.sample import DEFAULT_RULE, Rule, bans_everything, make_sampler
 from spec_server.engine.stream import TextStream
 from spec_server.engine.task import Task
 from spec_server.engine.transfer import Transfer
@@ -117,6 +117,8 @@ class EngineWorker:
             emit=lambda _, event: self._outbox.put(events, event),
         )
         self._post(lambda: self._core.submit(task))
+        if bans_everything(request.sampling, self.model.n_vocab, banned):
+            raise InvalidRequest("logit_bias: no token is left that may come out", param="logit_bias")
         try:
             while True:
                 event = await events.get()
