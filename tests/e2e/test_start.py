@@ -203,3 +203,4 @@ def test_the_port_that_is_taken_is_said(double: Served) -> None:
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr
     assert port in ended.stderr
+        (["-c", "7", "-np", "8", "-kvu"], "--ctx-size"),
