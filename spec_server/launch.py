@@ -22,6 +22,7 @@ from persistence.snapshot import ModelIdentity
 from persistence.store import DirectoryStore, SlotStore
 from spec_server import __version__, machine
 from spec_server.api.app import create_app
+from spec_server.api import heads
 from spec_server.api.base import ApiOptions, EngineHolder
 from spec_server.engine.base import ModelInfo, SamplingParams
 from spec_server.engine.checkpoints import CheckpointOptions
@@ -92,6 +93,7 @@ async def _serve(settings: Settings) -> int:
         timeout_graceful_shutdown=_GRACE_S,
     )
     server = _Server(config)
+        http=heads.HTTP,
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, server.stop)
