@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import time
@@ -21,9 +22,10 @@ from persistence.errors import SlotFileError
 from persistence.snapshot import ModelIdentity
 from persistence.store import DirectoryStore, SlotStore
 from spec_server import __version__, machine
-from spec_server.api.app import create_app
 from spec_server.api import heads
+from spec_server.api.app import create_app
 from spec_server.api.base import ApiOptions, EngineHolder
+from spec_server.api.offload import offload
 from spec_server.engine.base import ModelInfo, SamplingParams
 from spec_server.engine.checkpoints import CheckpointOptions
 from spec_server.engine.core import EngineCore
@@ -66,9 +68,14 @@ def serve(settings: Settings) -> int:
         logging.getLogger("llama").setLevel(logging.WARNING)
     try:
         with asyncio.Runner(loop_factory=_event_loop) as runner:
-            return runner.run(_serve(settings))
+            status = runner.run(_serve(settings))
     except KeyboardInterrupt:
-        return 0
+        status = 0
+    if offload.is_busy():
+        # A call into llama goes on: it must not see the library's static data being taken down.
+        logging.shutdown()
+        os._exit(status)
+    return status
 
 
 def _event_loop() -> asyncio.AbstractEventLoop:
@@ -86,6 +93,7 @@ async def _serve(settings: Settings) -> int:
         app,
         host=settings.host,
         port=settings.port,
+        http=heads.HTTP,
         log_config=None,
         log_level=logging.WARNING,
         access_log=False,
@@ -93,7 +101,6 @@ async def _serve(settings: Settings) -> int:
         timeout_graceful_shutdown=_GRACE_S,
     )
     server = _Server(config)
-        http=heads.HTTP,
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, server.stop)
@@ -104,6 +111,7 @@ async def _serve(settings: Settings) -> int:
     worker = await loading if loading.done() and not loading.cancelled() else None
     if worker is not None:
         await worker.close()
+        offload.abandon()
     server.should_exit = True
     if not loading.done():
         loading.cancel()

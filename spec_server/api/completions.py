@@ -39,7 +39,12 @@ async def text_completions(http: Request, engine: Engine, options: ApiOptions) -
 async def tokenize(http: Request, engine: Engine) -> Response:
     body = parse(TokenizeBody, await http.body())
     tokens = await prompt_tokens(
-        engine, body.content, add_special=body.add_special, parse_special=body.parse_special, param="content"
+        engine,
+        body.content,
+        add_special=body.add_special,
+        parse_special=body.parse_special,
+        param="content",
+        is_prompt=False,
     )
     if body.with_pieces:
         return json_response(
