@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import time
@@ -20,8 +21,10 @@ from persistence.errors import SlotFileError
 from persistence.snapshot import ModelIdentity
 from persistence.store import DirectoryStore, SlotStore
 from spec_server import __version__, machine
+from spec_server.api import heads
 from spec_server.api.app import create_app
 from spec_server.api.base import ApiOptions, EngineHolder
+from spec_server.api.offload import offload
 from spec_server.api.templates import CHATML, ChatTemplate
 from spec_server.engine.base import ModelInfo, SamplingParams
 from spec_server.engine.checkpoints import CheckpointOptions
@@ -79,9 +82,14 @@ def serve(settings: Settings) -> int:
         return 1
     try:
         with asyncio.Runner(loop_factory=_event_loop) as runner:
-            return runner.run(_serve(settings, sockets))
+            status = runner.run(_serve(settings, sockets))
     except KeyboardInterrupt:
-        return 0
+        status = 0
+    if offload.is_busy():
+        # A call into llama goes on: it must not see the library's static data being taken down.
+        logging.shutdown()
+        os._exit(status)
+    return status
 
 
 def _event_loop() -> asyncio.AbstractEventLoop:
@@ -97,6 +105,7 @@ async def _serve(settings: Settings, sockets: Sequence[socket.socket]) -> int:
     app = create_app(holder, _api_options(settings))
     config = uvicorn.Config(
         app,
+        http=heads.HTTP,
         log_config=None,
         log_level=logging.WARNING,
         access_log=False,
@@ -114,6 +123,7 @@ async def _serve(settings: Settings, sockets: Sequence[socket.socket]) -> int:
     worker = await loading if loading.done() and not loading.cancelled() else None
     if worker is not None:
         await worker.close()
+        offload.abandon()
     server.should_exit = True
     if not loading.done():
         loading.cancel()

@@ -64,6 +64,11 @@ class Settings(LogFields, SamplingFields, DraftingFields, ComputeFields, Serving
             raise ValueError("--chat-template: given twice, as --chat-template-file too")
         self.template()
         self.api_keys()
+        if 0 < self.ctx_size < self.n_slots:
+            raise ValueError(f"--ctx-size: below the number of slots; at least {self.n_slots}, or 0")
+        # of the draft context every slot has its own, unless all share one
+        if 0 < self.ctx_size_draft < self.n_slots and self.is_unified:
+            raise ValueError(f"--ctx-size-draft: below the number of slots; at least {self.n_slots}, or 0")
         self._check_drafters()
         return self
 

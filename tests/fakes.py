@@ -84,7 +84,9 @@ class FakeEngine:
     refusal: Exception | None = None
     counts: dict[str, float] = field(default_factory=dict)
 
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+    def tokenize(
+        self, text: str, *, add_special: bool, parse_special: bool, is_prompt: bool = False
+    ) -> list[int]:
         tokens = [BOS] if add_special else []
         parts = re.split("(<s>|</s>)", text) if parse_special else [text]
         for part in parts:

@@ -114,6 +114,11 @@ def test_what_follows_from_several_settings() -> None:
         ("-m m -fa maybe", "--flash-attn"),
         ("-m m -ctk f8", "--cache-type-k"),
         ("-m m --cache-ram much", "--cache-ram"),
+        ("-m m -c 3", "--ctx-size: below the number of slots; at least 4,"),
+        ("-m m -np 1 -c 1 -cd 1 -np 2", "--ctx-size: below the number of slots; at least 2,"),
+        ("-m m -c 7 -np 8 -kvu", "--ctx-size: below the number of slots; at least 8,"),
+        ("-m m -c 4096 -cd 7 -np 8 -kvu", "--ctx-size-draft: below the number of slots; at least 8,"),
+        ("-m m -cd 3", "--ctx-size-draft: below the number of slots; at least 4,"),
         ("-m m --spec-adaptive maybe", "--spec-adaptive"),
         ("-m m --spec-type draft-eagle3", "--spec-type"),
         ("-m m --spec-type none,ngram-mod", "--spec-type"),
@@ -147,6 +152,14 @@ def test_wrong_value_names_its_flag(capsys: pytest.CaptureFixture[str], argument
     assert flag in message
     assert message.count("\n") == 1
     assert "Input should" not in message
+
+
+@pytest.mark.parametrize(
+    "arguments", ["-c 4 -cd 4", "-np 1 -c 1", "-np 8 -c 8 -cd 1", "-np 8 -kvu -c 8 -cd 8"]
+)
+def test_a_context_of_a_token_for_each_slot_is_enough(arguments: str) -> None:
+    """Below, llama ends the process; a draft context that is not shared is meant for each slot."""
+    assert parse([*BASE, *arguments.split()]).model == "m.gguf"
 
 
 @pytest.mark.parametrize("flag", ["--foo", "-mx", "-cbx", "--kv-unifie", "--ctx", "-tbx", "--ssl-key-file"])

@@ -6,14 +6,17 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from spec_server.api.answer import respond
 from spec_server.api.base import ApiOptions
+from spec_server.api.bounds import check_generation
 from spec_server.api.forms import Answer, Event
 from spec_server.api.jsonio import json_response
+from spec_server.api.offload import offload
 from spec_server.api.prompts import n_common, tokenize_rendered
 from spec_server.api.sampling import generate_request
 from spec_server.api.schemas import ChatBody, ChatMessage, parse
@@ -23,6 +26,8 @@ from spec_server.engine.base import Delta, Engine, Finished, Started
 from spec_server.engine.errors import InvalidRequest
 
 Message = Mapping[str, object]
+
+MANY_MESSAGES = 200  # a template takes some microseconds for each: so many are not rendered on the event loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +41,8 @@ class Rendered:
 async def chat_completions(
     http: Request, engine: Engine, template: ChatTemplate, options: ApiOptions
 ) -> Response:
-    body = parse(ChatBody, await http.body())
-    rendered = render(body, template, options)
+    body = parse(ChatBody, await http.body(), partial(check_generation, engine=engine))
+    rendered = await _rendered(body, template, options)
     prompt = await tokenize_rendered(engine, rendered.text)
     boundaries = await checkpoint_boundaries(engine, rendered, prompt)
     request = generate_request(body, prompt, boundaries, engine, options)
@@ -47,7 +52,13 @@ async def chat_completions(
 
 async def apply_template(http: Request, template: ChatTemplate, options: ApiOptions) -> Response:
     body = parse(ChatBody, await http.body())
-    return json_response({"prompt": render(body, template, options).text})
+    return json_response({"prompt": (await _rendered(body, template, options)).text})
+
+
+async def _rendered(body: ChatBody, template: ChatTemplate, options: ApiOptions) -> Rendered:
+    if len(body.messages) < MANY_MESSAGES:
+        return render(body, template, options)
+    return await offload.run(partial(render, body, template, options))
 
 
 def render(body: ChatBody, template: ChatTemplate, options: ApiOptions) -> Rendered:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from spec_server.api.answer import respond
 from spec_server.api.base import ApiOptions
+from spec_server.api.bounds import check_generation, check_tokens
 from spec_server.api.forms import Answer, Event
 from spec_server.api.jsonio import json_response
+from spec_server.api.offload import offload
 from spec_server.api.prompts import prompt_tokens, token_id
 from spec_server.api.sampling import generate_request
 from spec_server.api.schemas import CompletionBody, DetokenizeBody, TokenizeBody, parse
@@ -21,7 +24,7 @@ from spec_server.engine.base import Delta, Engine, Finished, GenerateRequest, St
 
 
 async def completion(http: Request, engine: Engine, options: ApiOptions) -> Response:
-    body = parse(CompletionBody, await http.body())
+    body = parse(CompletionBody, await http.body(), partial(check_generation, engine=engine))
     prompt = await prompt_tokens(engine, body.prompt)
     request = generate_request(body, prompt, (), engine, options)
     text = body.prompt if isinstance(body.prompt, str) else engine.detokenize(prompt)
@@ -29,7 +32,7 @@ async def completion(http: Request, engine: Engine, options: ApiOptions) -> Resp
 
 
 async def text_completions(http: Request, engine: Engine, options: ApiOptions) -> Response:
-    body = parse(CompletionBody, await http.body())
+    body = parse(CompletionBody, await http.body(), partial(check_generation, engine=engine))
     prompt = await prompt_tokens(engine, body.prompt)
     request = generate_request(body, prompt, (), engine, options)
     form = TextForm(engine.model.alias, options, body)
@@ -37,22 +40,32 @@ async def text_completions(http: Request, engine: Engine, options: ApiOptions) -
 
 
 async def tokenize(http: Request, engine: Engine) -> Response:
-    body = parse(TokenizeBody, await http.body())
+    body = parse(TokenizeBody, await http.body(), check_tokens)
     tokens = await prompt_tokens(
-        engine, body.content, add_special=body.add_special, parse_special=body.parse_special, param="content"
+        engine,
+        body.content,
+        add_special=body.add_special,
+        parse_special=body.parse_special,
+        param="content",
+        is_prompt=False,
     )
     if body.with_pieces:
-        return json_response(
-            {"tokens": [{"id": token, "piece": engine.detokenize([token])} for token in tokens]}
+        pieces = await offload.run(
+            lambda: [{"id": token, "piece": engine.detokenize([token])} for token in tokens]
         )
+        return json_response({"tokens": pieces})
     return json_response({"tokens": tokens})
 
 
 async def detokenize(http: Request, engine: Engine) -> Response:
-    body = parse(DetokenizeBody, await http.body())
+    body = parse(DetokenizeBody, await http.body(), check_tokens)
     n_vocab = engine.model.n_vocab
-    tokens = [token_id(token, n_vocab, f"tokens[{index}]") for index, token in enumerate(body.tokens)]
-    return json_response({"content": engine.detokenize(tokens)})
+
+    def convert() -> str:
+        tokens = [token_id(token, n_vocab, f"tokens[{index}]") for index, token in enumerate(body.tokens)]
+        return engine.detokenize(tokens)
+
+    return json_response({"content": await offload.run(convert)})
 
 
 class NativeForm:

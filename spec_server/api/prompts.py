@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
+from functools import partial
 
+from spec_server.api.offload import offload
 from spec_server.engine.base import Engine
 from spec_server.engine.errors import InvalidRequest
 
@@ -12,12 +13,14 @@ from spec_server.engine.errors import InvalidRequest
 LONG_TEXT = 8192
 
 
-async def tokenize(engine: Engine, text: str, *, add_special: bool, parse_special: bool = True) -> list[int]:
-    if len(text) < LONG_TEXT:
-        return engine.tokenize(text, add_special=add_special, parse_special=parse_special)
-    return await asyncio.to_thread(
-        engine.tokenize, text, add_special=add_special, parse_special=parse_special
+async def tokenize(
+    engine: Engine, text: str, *, add_special: bool, parse_special: bool = True, is_prompt: bool = True
+) -> list[int]:
+    """ContextExceeded: it `is_prompt`, and far longer than a slot."""
+    work = partial(
+        engine.tokenize, text, add_special=add_special, parse_special=parse_special, is_prompt=is_prompt
     )
+    return work() if len(text) < LONG_TEXT else await offload.run(work)
 
 
 async def tokenize_rendered(engine: Engine, text: str) -> list[int]:
@@ -37,13 +40,15 @@ async def prompt_tokens(
     add_special: bool = True,
     parse_special: bool = True,
     param: str = "prompt",
+    is_prompt: bool = True,
 ) -> list[int]:
     """llama-server's forms: a string, token ids, a list that mixes both, or a list of one such prompt."""
+    convert = partial(tokenize, engine, parse_special=parse_special, is_prompt=is_prompt)
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
     if isinstance(prompt, str):
         add_special = add_special and not _begins(engine, prompt)
-        return await tokenize(engine, prompt, add_special=add_special, parse_special=parse_special)
+        return await convert(prompt, add_special=add_special)
     if any(isinstance(item, list) for item in prompt) or (
         len(prompt) > 1 and all(isinstance(item, str) for item in prompt)
     ):
@@ -52,7 +57,7 @@ async def prompt_tokens(
     for index, item in enumerate(prompt):
         if isinstance(item, str):
             is_first = add_special and index == 0 and not _begins(engine, item)
-            tokens += await tokenize(engine, item, add_special=is_first, parse_special=parse_special)
+            tokens += await convert(item, add_special=is_first)
         else:
             tokens.append(token_id(item, engine.model.n_vocab, f"{param}[{index}]"))
     return tokens

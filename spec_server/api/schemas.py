@@ -6,6 +6,7 @@ The only pydantic of the API; nothing of it leaves the package.
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Annotated, Literal, TypeVar
 
@@ -16,7 +17,8 @@ from spec_server.engine.errors import InvalidRequest
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
-StopList = Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=64)]
+StopWord = Annotated[str, Field(max_length=1000)]
+StopList = Annotated[list[StopWord], Field(max_length=64)]
 Body = TypeVar("Body", bound="RequestBody")
 
 
@@ -60,7 +62,7 @@ class GenerationBody(RequestBody):
     frequency_penalty: Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)] | None = None
     seed: Annotated[int, Field(ge=-1, lt=2**63)] | None = None
     logit_bias: dict[str, float | bool] | list[tuple[int, float | bool]] | None = None
-    stop: str | StopList | None = None
+    stop: StopWord | StopList | None = None
     ignore_eos: bool | None = None
     id_slot: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     slot_id: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
@@ -78,9 +80,10 @@ class GenerationBody(RequestBody):
         dotted = {
             key.partition(".")[2]: value for key, value in data.items() if key.startswith("speculative.")
         }
-        if dotted:
-            data = {**data, "speculative": {**(data.get("speculative") or {}), **dotted}}
-        elif data.get("speculative", ...) is None:
+        nested = data.get("speculative", {})
+        if dotted and (nested is None or isinstance(nested, dict)):
+            data = {**data, "speculative": {**(nested or {}), **dotted}}
+        elif nested is None:
             data = {key: value for key, value in data.items() if key != "speculative"}
         return data
 
@@ -248,12 +251,19 @@ UNSUPPORTED: Mapping[str, Callable[[object], bool]] = {
 
 # Names of our own that are quietly lost when they are mistyped, the answer then coming from somewhere else.
 _GUARDED = ("id_slot", "slot_id", "cache_prompt", "speculative")
+# Comparing names takes long: no more of them, and no longer ones, than somebody would mistype.
+_MOST_UNKNOWN, _LONGEST_NAME = 256, 64
 
 
-def parse(model: type[Body], raw: bytes) -> Body:
+def _anything(data: Mapping[str, object]) -> None:
+    pass
+
+
+def parse(model: type[Body], raw: bytes, check: Callable[[Mapping[str, object]], None] = _anything) -> Body:
     """Bytes of a request to its checked body; InvalidRequest names what is wrong, and so do the handlers for
-    ValidationError."""
+    ValidationError. `check` sees the JSON first and may refuse it before each item of a long list is validated."""
     data = parse_object(raw)
+    check(data)
     if issubclass(model, GenerationBody):
         _refuse_unsupported(data)
         _refuse_mistyped(data, model)
@@ -279,9 +289,13 @@ def _refuse_unsupported(data: Mapping[str, object]) -> None:
 
 
 def _refuse_mistyped(data: Mapping[str, object], model: type[BaseModel]) -> None:
-    for name in data.keys() - model.model_fields.keys() - UNSUPPORTED.keys():
-        plain = name.replace("-", "_").lower()
-        near = difflib.get_close_matches(plain, _GUARDED, n=1, cutoff=0.75)
-        if plain == "slot" or plain.replace("_", "") in ("idslot", "slotid") or (near and "." not in name):
-            wanted = "id_slot" if not near or near[0] == "slot_id" else near[0]
-            raise InvalidRequest(f"{name}: unknown field; did you mean {wanted}?", param=name)
+    unknown = (name for name in data if name not in model.model_fields and name not in UNSUPPORTED)
+    for name in itertools.islice(unknown, _MOST_UNKNOWN):
+        head, dot, tail = name.partition(".")
+        if len(head) > _LONGEST_NAME or (dot and head == "speculative"):
+            continue
+        plain = head.replace("-", "_").lower()
+        near = difflib.get_close_matches(plain, ("speculative",) if dot else _GUARDED, n=1, cutoff=0.75)
+        if near or (not dot and (plain == "slot" or plain.replace("_", "") in ("idslot", "slotid"))):
+            wanted = "id_slot" if not near or near[0] == "slot_id" else near[0] + dot + tail[:_LONGEST_NAME]
+            raise InvalidRequest(f"{name[:200]}: unknown field; did you mean {wanted}?", param=name[:200])

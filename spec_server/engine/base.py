@@ -204,8 +204,14 @@ class Engine(Protocol):
     model: ModelInfo
     n_slots: int
 
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Pure; may take long for long texts: call it in a thread."""
+    def tokenize(
+        self, text: str, *, add_special: bool, parse_special: bool, is_prompt: bool = False
+    ) -> list[int]:
+        """Pure; may take long for long texts: call it in a thread.
+
+        ContextExceeded: it `is_prompt`, and far too long for a slot; found out early, and `n_prompt_tokens` is
+        then how many tokens it has at least.
+        """
 
     def detokenize(self, tokens: Sequence[int]) -> str: ...
 

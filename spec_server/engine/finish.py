@@ -31,6 +31,9 @@ class Finisher:
     def __init__(self, core: EngineCore) -> None:
         self._core = core
         self._clock = 0
+        self.awaits_transfer = (
+            False  # steps are in vain until something else happens; whoever steps takes it back
+        )
 
     def deliver(self, slot: Slot, task: Task, tokens: Sequence[int]) -> Delivered:
         """Feed the round's tokens to the text in order, up to the first that ends the generation."""
@@ -88,7 +91,8 @@ class Finisher:
         """The shared cells are all in use, and the next step tries again.
 
         In order: an idle slot is emptied, the one used least recently; the newest prompt waits until a request has
-        ended; the longest answer ends here; a prompt that is alone and does not fit is refused.
+        ended; all wait while a slot that holds cells is being saved or restored, since it will be idle then; the
+        longest answer ends here; a prompt that is alone and does not fit is refused.
         """
         idle = [s for s in self._core.slots if s.state is SlotState.IDLE and len(s.tokens)]
         if idle:
@@ -98,6 +102,9 @@ class Finisher:
         reading = [s for s in active if s.state is SlotState.PREFILL]
         if reading and len(active) > 1:
             self._postpone(max(reading, key=lambda s: s.task.started if s.task else 0.0))
+            return
+        if any(s.state is SlotState.TRANSFER and self._core.target.n_tokens(s.id) for s in self._core.slots):
+            self.awaits_transfer = True
             return
         decoding = [s for s in active if s.state is SlotState.DECODE]
         if decoding:

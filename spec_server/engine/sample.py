@@ -114,9 +114,7 @@ class _CoupledDrafting:
     is_greedy: bool = False
 
     def draw(self, logits: Floats, drafted: Sequence[int]) -> tuple[int, Distribution | None]:
-        q = self.sampler.chain.apply(
-            _fitting(logits, self.sampler.n_vocab), _past(self.sampler, self.history, drafted)
-        )
+        q = _proposal(self.sampler, logits, self.history, drafted)
         return verify.race(q, self.sampler.seed, self.position + len(drafted)), None
 
 
@@ -150,9 +148,7 @@ class _KeyedDrafting:
     is_greedy: bool = False
 
     def draw(self, logits: Floats, drafted: Sequence[int]) -> tuple[int, Distribution | None]:
-        q = self.sampler.chain.apply(
-            _fitting(logits, self.sampler.n_vocab), _past(self.sampler, self.history, drafted)
-        )
+        q = _proposal(self.sampler, logits, self.history, drafted)
         number = verify.draft_number(self.sampler.seed, self.position, len(drafted))
         return verify.draw(q, number), q
 
@@ -179,11 +175,30 @@ def _fitting(logits: Floats, n_vocab: int) -> Floats:
     return np.concatenate([logits[:n_vocab], missing])
 
 
+def _proposal(
+    sampler: MatchSampler | AcceptSampler, logits: Floats, history: Ints, drafted: Sequence[int]
+) -> Distribution:
+    """The draft model's distribution; where it leaves no token, one that nobody minds to see rejected."""
+    try:
+        return sampler.chain.apply(_fitting(logits, sampler.n_vocab), _past(sampler, history, drafted))
+    except LlamaError:
+        return verify.point(0)
+
+
 def _past(sampler: MatchSampler | AcceptSampler, history: Ints, drafted: Sequence[int]) -> Ints:
     """Only penalties look back; without them there is nothing to copy."""
     if not drafted or not sampler.n_history:
         return history
     return np.concatenate([history, np.asarray(drafted, dtype=np.int32)])
+
+
+def bans_everything(params: SamplingParams, n_vocab: int, suppressed: Sequence[int]) -> bool:
+    """Whether biases and `suppressed` leave no token at all."""
+    n_banned = sum(bias == -math.inf for _, bias in params.logit_bias)
+    if n_banned + len(suppressed) < n_vocab:
+        return False
+    banned = {token for token, bias in params.logit_bias if bias == -math.inf}
+    return len(banned.union(suppressed)) >= n_vocab
 
 
 def make_sampler(

@@ -35,10 +35,11 @@ from spec_server.engine.errors import (
 from spec_server.engine.locks import SlotLocks
 from spec_server.engine.outbox import Events, Outbox
 from spec_server.engine.report import counters, slot_facts
-from spec_server.engine.sample import DEFAULT_RULE, Rule, make_sampler
+from spec_server.engine.sample import DEFAULT_RULE, Rule, bans_everything, make_sampler
 from spec_server.engine.stream import TextStream
 from spec_server.engine.task import Task
 from spec_server.engine.transfer import Transfer
+from spec_server.runtime.errors import TooManyTokens
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -98,8 +99,15 @@ class EngineWorker:
     def status(self) -> tuple[bool, str]:
         return (not self._stopping, "shutting down" if self._stopping else "")
 
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        return self._core.model.tokenize(text, add_special, parse_special)
+    def tokenize(
+        self, text: str, *, add_special: bool, parse_special: bool, is_prompt: bool = False
+    ) -> list[int]:
+        n_ctx = self.model.n_ctx_seq
+        try:
+            return self._core.model.tokenize(text, add_special, parse_special, n_ctx if is_prompt else None)
+        except TooManyTokens as e:
+            message = f"the prompt has at least {e.n_tokens} tokens, the context of a slot is {n_ctx}"
+            raise ContextExceeded(message, n_prompt_tokens=e.n_tokens, n_ctx=n_ctx) from None
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         return self._core.model.detokenize(list(tokens)).decode("utf-8", "replace")
@@ -109,6 +117,8 @@ class EngineWorker:
         events = Events()
         model = self._core.model
         banned = (*model.suppressed, *(model.eog if request.ignore_eos else ()))
+        if bans_everything(request.sampling, self.model.n_vocab, banned):
+            raise InvalidRequest("logit_bias: no token is left that may come out", param="logit_bias")
         task = Task(
             request=request,
             prompt=np.asarray(request.prompt, dtype=np.int32),
@@ -257,6 +267,8 @@ class EngineWorker:
             if core.reads_prompts:  # such a step takes long
                 self._outbox.hand_over()
             busy = core.has_work and self._step()
+            if core.finisher.awaits_transfer:
+                core.finisher.awaits_transfer = busy = False
             if busy:
                 self._outbox.hand_over_if_due()
             else:

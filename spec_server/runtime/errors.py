@@ -25,3 +25,11 @@ class RewindError(LlamaError):
 
 class StateError(LlamaError):
     """A state was refused, or could not be read. After a refused write the sequence is empty."""
+
+
+class TooManyTokens(LlamaError):
+    """A text has more tokens than were asked for: `n_tokens` at least."""
+
+    def __init__(self, n_tokens: int) -> None:
+        super().__init__(f"more than {n_tokens - 1} tokens")
+        self.n_tokens = n_tokens

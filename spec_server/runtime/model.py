@@ -12,11 +12,15 @@ import numpy as np
 
 from spec_server.runtime import gguf, logs
 from spec_server.runtime._native import lib
-from spec_server.runtime.errors import LlamaError, ModelError
+from spec_server.runtime.cuts import Cutter
+from spec_server.runtime.errors import LlamaError, ModelError, TooManyTokens
 
 # llama-server's rules for a draft model's vocabulary (common/speculative.cpp)
 MAX_VOCAB_DIFFERENCE = 128
 FIRST_COMPARED_TOKEN = 5
+
+_SHORT = 4096  # bytes: not worth cutting
+_STRIPS = lib.LLAMA_TOKEN_ATTR_LSTRIP | lib.LLAMA_TOKEN_ATTR_RSTRIP
 
 
 class Model:
@@ -128,9 +132,33 @@ class Model:
 
     # -- vocabulary
 
-    def tokenize(self, text: str | bytes, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        """Token ids of `text`. Lone surrogates become question marks."""
+    def tokenize(
+        self,
+        text: str | bytes,
+        add_special: bool = True,
+        parse_special: bool = True,
+        at_most: int | None = None,
+    ) -> list[int]:
+        """Token ids of `text`. Lone surrogates become question marks.
+
+        TooManyTokens: `at_most` were passed before the end; the rest was not looked at.
+        """
         data = text.encode("utf-8", "replace") if isinstance(text, str) else text
+        if len(data) <= _SHORT:
+            return self._tokenize(data, add_special, parse_special)
+        if at_most is not None and self.fewest_tokens(data) > at_most:
+            raise TooManyTokens(self.fewest_tokens(data))
+        ends = self._tokenize(b"", add_special, parse_special)
+        tokens = ends[: self.add_bos]
+        n_bytes = 0
+        for piece in self._cutters[parse_special].pieces(data):
+            n_bytes += len(piece)
+            tokens += self._tokenize(piece, False, parse_special)
+            if at_most is not None and len(tokens) > at_most and n_bytes < len(data):
+                raise TooManyTokens(len(tokens))
+        return tokens + ends[self.add_bos :]
+
+    def _tokenize(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
         room = len(data) + 8
         while True:
             buffer = np.empty(room, np.int32)
@@ -149,6 +177,55 @@ class Model:
             if -n <= room:  # INT32_MIN, more than it can count
                 raise LlamaError(f"llama cannot tokenize {len(data)} bytes")
             room = -n
+
+    def fewest_tokens(self, data: bytes) -> int:
+        """A number of tokens that `data` surely has, without looking for them: by the longest piece.
+
+        0 where the vocabulary's tokenizer rewrites the text first.
+        """
+        if self.vocab_type not in (lib.LLAMA_VOCAB_TYPE_SPM, lib.LLAMA_VOCAB_TYPE_BPE):
+            return 0
+        longest, lost = self._reach
+        return -(-len(data.translate(None, lost)) // longest)
+
+    @cached_property
+    def _reach(self) -> tuple[int, bytes]:
+        """(bytes of the longest piece, bytes that may vanish: those that no token stands for, and white space
+        where a special token takes it along)."""
+        pieces = [self.piece(token, special=True) for token in range(self.n_vocab)]
+        single = {piece[0] for piece in pieces if len(piece) == 1}
+        lost = {byte for byte in range(256) if byte not in single}
+        if self._attributes_any(_STRIPS):
+            lost |= set(b" \t\n\v\f\r")
+        # one unknown token may stand for a character of four bytes
+        return max(4, *(len(piece) for piece in pieces)), bytes(sorted(lost))
+
+    @cached_property
+    def _attributes(self) -> list[int]:
+        return [lib.llama_vocab_get_attr(self._vocab, token) for token in range(self.n_vocab)]
+
+    def _attributes_any(self, mask: int) -> bool:
+        return any(attributes & mask for attributes in self._attributes)
+
+    @cached_property
+    def _cutters(self) -> dict[bool, Cutter]:
+        """By parse_special: without it only the user's own special tokens are looked for in a text."""
+        user = lib.LLAMA_TOKEN_ATTR_USER_DEFINED
+        control = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
+        return {False: self._cutter(user, but=control), True: self._cutter(user | control, but=0)}
+
+    def _cutter(self, mask: int, but: int) -> Cutter:
+        specials = {
+            token: lib.llama_vocab_get_text(self._vocab, token)
+            for token, attributes in enumerate(self._attributes)
+            if attributes & mask and not attributes & but
+        }
+        return Cutter(
+            specials,
+            lambda run: next(iter(self._tokenize(run, False, not but)), None),
+            frozenset(t for t in specials if self._attributes[t] & lib.LLAMA_TOKEN_ATTR_LSTRIP),
+            self._attributes_any(_STRIPS),
+        )
 
     def piece(self, token: int, special: bool = False) -> bytes:
         """The bytes of `token`; special tokens give b"" unless asked for. IndexError: no such token."""

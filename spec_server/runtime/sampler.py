@@ -172,6 +172,8 @@ class SamplerChain:
     def _normalised(left: npt.NDArray[Any]) -> tuple[Ints, Doubles]:
         logits = left["logit"].astype(np.float64)
         best = logits.max()
+        if best == -np.inf:
+            raise LlamaError("no token is left to sample from")
         # Sums of huge biases and penalties overflow: what is infinite then is all there is, evenly.
         weights = np.exp(logits - best) if np.isfinite(best) else (logits == best).astype(np.float64)
         if not weights.any():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -224,6 +225,19 @@ def test_a_prompt_longer_than_the_context_gets_both_numbers(
     error = assert_error(double.http.post(path, json=body), 400, str(n_prompt), str(n_ctx))
     assert error["type"] == "exceed_context_size_error"
     assert (error["n_prompt_tokens"], error["n_ctx"]) == (n_prompt, n_ctx)
+    assert_unharmed(double, held)
+
+
+def test_a_prompt_of_very_many_special_tokens_is_refused_in_little_time(double: Served, held: Answer) -> None:
+    n_ctx = double.get("/props")["n_ctx"]
+    started = time.monotonic()
+    body = {"messages": [{"role": "user", "content": "a"}] * 40_000}
+    error = assert_error(double.http.post("/v1/chat/completions", json=body), 400, "at least", str(n_ctx))
+    assert error["type"] == "exceed_context_size_error"
+    assert n_ctx < int(str(error["n_prompt_tokens"])) < 40_000 * 6
+    text = "<|im_start|>user\na<|im_end|>\n" * 40_000
+    assert len(double.tokens(text)) == 40_000 * 6
+    assert time.monotonic() - started < 20  # by the square of their number it takes ten times that
     assert_unharmed(double, held)
 
 

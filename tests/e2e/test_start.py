@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from eval.models import DRAFTER, target
 from eval.server import free_port
 from tests.e2e.conftest import Start
-from tests.e2e.served import HYBRID, PAIRS, Served, flags
+from tests.e2e.served import HYBRID, PAIRS, WINDOW, Served, flags
 
 QUESTION = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "temperature": 0}
 
@@ -79,6 +80,27 @@ def test_a_server_that_is_stopped_while_it_loads_ends_in_order(tmp_path: Path) -
     process.terminate()
     assert process.wait(15) == 0
     assert b"Traceback" not in (tmp_path / "log").read_bytes()
+
+
+def test_a_server_that_is_stopped_while_it_tokenises_does_not_wait_for_that(start_server: Start) -> None:
+    server = start_server(["-m", str(WINDOW), "-np", "1", "-c", "256", "-t", "1"])
+    statuses: list[int] = []
+
+    def ask() -> None:
+        text = "<|im_start|>" * 4_000_000  # half a minute's work
+        statuses.append(
+            httpx.post(f"{server.base_url}/tokenize", json={"content": text}, timeout=60).status_code
+        )
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    time.sleep(3)
+    assert not statuses, "over too soon to show anything"
+    started = time.monotonic()
+    server.stop()
+    assert time.monotonic() - started < 4
+    asking.join()
+    assert statuses == [503]
 
 
 # -- what it says of its drafter
@@ -183,6 +205,7 @@ def test_a_file_that_is_no_model_ends_the_start_with_its_name(tmp_path: Path, fl
         (["--spec-type", "magic"], "magic"),
         (["-np", "0"], "--parallel"),
         (["-c", "many"], "--ctx-size"),
+        (["-c", "7", "-np", "8", "-kvu"], "--ctx-size"),
     ],
 )
 def test_a_flag_that_is_wrong_ends_the_start_in_one_line(argv: list[str], word: str) -> None:

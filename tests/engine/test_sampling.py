@@ -18,11 +18,13 @@ from draft.base import EMPTY_DRAFT, Draft
 from draft.none import NoDrafter
 from spec_server.engine.base import SamplingParams, SpeculativeParams
 from spec_server.engine.core import EngineCore
+from spec_server.engine.errors import InvalidRequest
 from spec_server.engine.sample import (
     AcceptSampler,
     GreedySampler,
     MatchSampler,
     Rule,
+    bans_everything,
     make_sampler,
 )
 from spec_server.runtime.batch import Batch
@@ -199,6 +201,58 @@ def test_the_best_token_that_is_not_banned_is_greedy_and_the_rows_stay_as_they_w
         make_sampler(SamplingParams(temperature=0.0), 4, suppressed=range(4)).pick(
             rows[:1], EMPTY_DRAFT, 0, none
         )
+
+
+def bans(*kept: int, n_vocab: int = 50) -> tuple[tuple[int, float], ...]:
+    return tuple((token, -math.inf) for token in range(n_vocab) if token not in kept)
+
+
+@pytest.mark.parametrize(
+    ("logit_bias", "suppressed", "expected"),
+    [
+        ((), (), False),
+        (bans(), (), True),
+        (bans(7), (), False),
+        (bans(7), (7,), True),
+        (bans(7), (8, 9), False),
+        (bans(7) * 2, (8, 9), False),
+        ((*bans(7), (7, -1e6)), (), False),
+        ((*bans(7), (7, 3.0)), (7,), True),
+    ],
+)
+def test_a_request_that_bans_every_token_is_known_at_once(
+    logit_bias: tuple[tuple[int, float], ...], suppressed: tuple[int, ...], expected: bool
+) -> None:
+    assert bans_everything(SamplingParams(logit_bias=logit_bias), 50, suppressed) is expected
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_a_request_that_bans_every_token_is_refused(
+    tmp_path: Path, anyio_backend: str, temperature: float
+) -> None:
+    async with serve(Setup(WINDOW, n_ctx=64), tmp_path) as server:
+        eog = server.core.model.eog
+        for kept, error in (((), InvalidRequest), (tuple(eog), InvalidRequest), ((500, *eog), None)):
+            sampling = SamplingParams(temperature, logit_bias=bans(*kept, n_vocab=4096))
+            asked = request([5, 6], 4, sampling=sampling, ignore_eos=True)
+            if error is None:
+                assert (await server.ask(asked)).tokens == [500] * 4
+            else:
+                with pytest.raises(error, match="logit_bias: no token is left"):
+                    await server.ask(asked)
+
+
+@pytest.mark.parametrize("seed", [3, None])
+def test_a_draft_model_that_knows_none_of_the_tokens_left_proposes_something_all_the_same(
+    seed: int | None,
+) -> None:
+    """Its vocabulary may lack them. The proposal is rejected; an error would end every request in the step."""
+    params = SamplingParams(temperature=1.0, seed=seed, logit_bias=bans(49))
+    drafting = make_sampler(params, 50).drafting(5, np.zeros(0, np.int32))
+    token, proposal = drafting.draw(np.zeros(40, np.float32), ())
+    assert token == 0
+    assert proposal is None or [part.tolist() for part in proposal] == [[0], [1.0]]
 
 
 def test_drafts_are_greedy_for_exact_match_and_coupled_where_a_seed_is_given() -> None:

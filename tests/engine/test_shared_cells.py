@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from eval.models import DRAFTER
 from spec_server.engine.base import SamplingParams
 from spec_server.engine.errors import ContextExceeded, GenerationFailed
-from tests.engine.harness import Setup, core_of, drain, filler, model_of, request, run, submit
+from spec_server.runtime.batch import Batch
+from tests.engine.harness import Setup, core_of, drain, filler, model_of, request, run, serve, submit
 
 SHARED = Setup(DRAFTER, n_slots=4, n_ctx=64, kv_unified=True, n_ubatch=32)  # 256 cells for all
 
@@ -62,3 +66,74 @@ def test_numbers_that_overflow_harm_at_most_their_own_request(params: SamplingPa
         assert other.timings.predicted_n == 12
         assert wild.error is None or isinstance(wild.error, GenerationFailed)
         assert np.isfinite(core.target.n_tokens(0))
+
+
+def test_a_prompt_waits_for_the_cells_of_a_slot_that_is_being_saved() -> None:
+    """They are free as soon as it is idle again; refused, the prompt would be too long for a server it fits."""
+    model = model_of(DRAFTER)
+    with core_of(SHARED) as core:
+        run(core, request(filler(model, 150, 1), 4, id_slot=0))
+        core.reserve(0, lambda: None)
+        turn = submit(core, request(filler(model, 200, 2), 4, id_slot=1, ignore_eos=True))
+        for _ in range(20):
+            core.step()
+        assert (turn.error, turn.events, len(core.slots[0].tokens)) == (None, [], 153)
+        assert core.finisher.awaits_transfer
+        core.unreserve(0)
+        drain(core)
+        assert turn.timings.predicted_n == 4
+        assert core.stats.events["slots_emptied_for_room_total"] == 1
+
+
+def test_an_answer_waits_for_the_cells_of_a_slot_that_is_being_saved() -> None:
+    model = model_of(DRAFTER)
+    with core_of(SHARED) as core:
+        run(core, request(filler(model, 150, 1), 4, id_slot=0))
+        core.reserve(0, lambda: None)
+        turn = submit(core, request(filler(model, 60, 2), 80, id_slot=1, ignore_eos=True))
+        for _ in range(100):
+            core.step()
+        assert core.slots[1].task is not None, "ended early"
+        core.unreserve(0)
+        drain(core)
+        assert (turn.timings.predicted_n, turn.finished.truncated) == (80, False)
+
+
+def test_an_empty_slot_that_is_being_erased_is_not_waited_for() -> None:
+    model = model_of(DRAFTER)
+    with core_of(SHARED) as core:
+        core.reserve(0, lambda: None)
+        turns = [submit(core, request(filler(model, 90, i), 400, id_slot=i, ignore_eos=True)) for i in (1, 2)]
+        drain(core, 1000)
+        assert [t.finished.truncated for t in turns] == [True, True]
+        assert not core.finisher.awaits_transfer
+
+
+def test_saves_without_end_refuse_nobody(tmp_path: Path) -> None:
+    """And the engine thread sleeps while it has to wait: a step in vain would keep the save from its end."""
+    model = model_of(DRAFTER)
+
+    async def scenario() -> tuple[int, int]:
+        n_served = n_steps = 0
+        async with serve(SHARED, tmp_path) as server:
+            decode = server.core.target.decode
+
+            def counted(batch: Batch) -> None:
+                nonlocal n_steps
+                n_steps += 1
+                decode(batch)
+
+            server.core.target.decode = counted  # type: ignore[method-assign]
+            for seed in range(8):
+                await server.ask(request(filler(model, 150, 1), 4, id_slot=0))
+                saves = [asyncio.create_task(server.save(0, f"{i}.bin")) for i in range(3)]
+                await asyncio.sleep(0)
+                turn = await server.ask(request(filler(model, 200, 2 + seed), 4, id_slot=1))
+                n_served += turn.timings.predicted_n == 4
+                await asyncio.gather(*saves)
+                await server.erase(1)
+        return n_served, n_steps
+
+    n_served, n_steps = asyncio.run(scenario())
+    assert n_served == 8
+    assert n_steps < 8 * 60

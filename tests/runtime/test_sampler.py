@@ -150,6 +150,22 @@ def test_a_row_with_nan_is_an_error() -> None:
         SamplerChain(N_VOCAB).apply(logits, NONE)
 
 
+@pytest.mark.parametrize("settings", [{}, OFF, {"temperature": 0.0}, {"top_k": 4}, {"repeat_penalty": 1.3}])
+def test_where_every_token_is_banned_none_comes_out(settings: dict[str, Any]) -> None:
+    bans = [(token, -np.inf) for token in range(N_VOCAB)]
+    with pytest.raises(LlamaError, match="no token is left"):
+        SamplerChain(N_VOCAB, **settings, logit_bias=bans).apply(row(1), NONE)
+    ids, _ = SamplerChain(N_VOCAB, **settings, logit_bias=bans[1:]).apply(row(1), NONE)
+    assert ids.tolist() == [0]
+
+
+def test_what_is_infinite_is_all_there_is() -> None:
+    logits = row(1)
+    logits[[3, 8]] = np.inf
+    ids, probs = SamplerChain(N_VOCAB, **OFF).apply(logits, NONE)
+    assert (ids.tolist(), probs.tolist()) == ([3, 8], [0.5, 0.5])
+
+
 def test_close_can_be_repeated() -> None:
     chain = SamplerChain(N_VOCAB)
     chain.close()
