@@ -15,7 +15,7 @@ _FADE = 0.985  # of a rate's sums, per step
 _OLD = 0.3  # of the sums of plain steps, that counts beside a new block
 _PLAIN_BLOCK = 7  # steps
 _UNSETTLED = 2  # steps after a change, which pay for the change
-_DRAFT_BLOCK, _LONGEST_BLOCK = 160, 1280  # steps; one that gained is followed by one twice as long
+_DRAFT_BLOCK, LONGEST_BLOCK = 160, 1280  # steps; one that gained is followed by one twice as long
 _WORSE = 0.9  # finer differences are the rule's own business, and smaller than the noise here
 _LOSS_MS = 1000.0  # may be lost before drafting is stopped: a few long drafts that fail are bad luck
 _WAIT = 70.0  # times the loss until drafting is tried again, so that trying costs 1.5 %
@@ -83,6 +83,7 @@ class DraftGuard:
 
     def __init__(self) -> None:
         self._arms: defaultdict[int, _Arms] = defaultdict(_Arms)
+        self.shortest_block = _DRAFT_BLOCK  # steps with drafts between two blocks without
 
     def allows(self, n_slots: int) -> bool:
         """May drafts be made in a step of that many decoding slots?"""
@@ -126,6 +127,6 @@ class DraftGuard:
         arms.drafting.add(n_tokens, ms)
         if arms.is_hopeless() or (arms.loss_ms > _LOSS_MS and arms.is_worse()):
             arms.suspect()
-        elif arms.n_steps >= arms.block:
-            arms.block = min(_LONGEST_BLOCK, 2 * arms.block)
+        elif arms.n_steps >= max(arms.block, self.shortest_block):
+            arms.block = min(LONGEST_BLOCK, 2 * arms.block)
             arms.turn(drafting=False)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from draft.calibration import Calibration
-from draft.guard import DraftGuard
+from draft.guard import LONGEST_BLOCK, DraftGuard
 from draft.steady import SteadyLength
 from draft.step_costs import StepCosts
 
@@ -99,6 +99,8 @@ class LengthPolicy:
     def _refresh(self) -> None:
         self._prices, self._prices_for = [], _PRICES_FOR
         self._is_steady = SteadyLength.is_wanted(self.costs.change_ms, self.costs.ms(1))
+        if self._is_steady:
+            self.guard.shortest_block = LONGEST_BLOCK  # each block without drafts is two changes
         self._free_rests = self._is_steady and self.rate > 0.0 and not self._free_may_pay()
 
     def _free_may_pay(self) -> bool:
