@@ -131,6 +131,8 @@ class LengthPolicy:
     def rests(self, seq_id: int) -> bool:
         """Does the last no of `opens` still hold? Then nobody need ask, unless a draft may be had for nothing."""
         account = self._accounts[seq_id]
+        if self._is_steady and self.steady.n:
+            account.rest = 0
         if not account.rest:
             return False
         if self._has_free and not self._free_rests:
