@@ -26,6 +26,7 @@ _TRY_SHARE = 0.003  # of the rate, that a slot may lose to drafts that do not pa
 _MOST_SAVED = 0.2  # tokens, for such drafts
 _REST, _LONG_REST = 7, 31  # rounds; nothing that the answer depends on moves far in them
 _QUIET_STEPS = 8
+_OWN_MS = 0.3  # of a step with drafts, until it is known
 _LONG_DRAFT = 48  # tokens, of a drafter that copies text
 _PRICES_FOR = 8  # steps; what they are made of moves by a hundredth in one
 _RATE_FADE = 0.99  # of the sums behind the rate, per step
@@ -83,7 +84,8 @@ class LengthPolicy:
         default_factory=dict
     )  # who asked since it was chosen
     _drafted_ms: float = 0.0  # in this step
-    _own_ms: float = 0.0  # of a step, neither drafting nor in the target
+    # Of a step, neither drafting nor in the target: without drafts, and with.
+    _own_ms: list[float] = field(default_factory=lambda: [0.0, _OWN_MS])
 
     def begin_step(self, n_slots: int) -> None:
         self._prices_for -= 1
@@ -118,7 +120,8 @@ class LengthPolicy:
     def _choose_steady(self) -> None:
         draft_ms = max((self.draft_ms.get(name, 0.0) for _, name in self._drafting.values()), default=0.0)
         chances = [_sure_chances(calibration) for calibration, _ in self._drafting.values()]
-        ms = self.costs.curve(self.n_slots, SteadyLength.longest) + self._own_ms
+        ms = self.costs.curve(self.n_slots, SteadyLength.longest) + self._own_ms[1]
+        ms[0] += self._own_ms[0] - self._own_ms[1]
         self.steady.choose(self.n_slots, chances, ms, draft_ms, self.costs.change_ms)
         self._drafting.clear()
 
@@ -298,7 +301,8 @@ class LengthPolicy:
     def _learn(self, n_tokens: int, target_ms: float, wall_ms: float, n_gained: int, n_steps: int) -> None:
         self.costs.observe(n_tokens, target_ms)
         own_ms = max(0.0, wall_ms - target_ms - self._drafted_ms)
-        self._own_ms += 0.05 * (own_ms - self._own_ms)
+        has_drafts = n_tokens > self.n_slots
+        self._own_ms[has_drafts] += 0.05 * (own_ms - self._own_ms[has_drafts])
         self._drafted_ms = 0.0
         settled_ms = max(0.0, wall_ms - self.costs.extra_ms())
         self.guard.observe(

@@ -103,7 +103,20 @@ class Speculation:
         if self.policy is None or not drafts:
             return 0
         n = self.policy.fill(max(len(draft.tokens) for draft in drafts))
-        return n if n and all(n <= self._room(slot) for slot in slots) else 0
+        if not n:
+            return 0
+        target = self._target
+        n_free = target.n_ctx - sum(target.n_tokens(seq_id) for seq_id in range(target.n_seq_max))
+        # What fills is never said, so the end of the answer is no limit: a length that shrinks there is a change too.
+        fits = len(slots) * (n + 1) <= n_free and all(
+            n <= min(self._n_max - self._n_behind(slot), target.n_ctx_seq - len(slot.tokens) - 1)
+            for slot in slots
+        )
+        return n if fits else 0
+
+    def _n_behind(self, slot: Slot) -> int:
+        """Tokens of the slot that the target lacks."""
+        return len(slot.tokens) - self._target.n_tokens(slot.id)
 
     def verify(self, round_: Round) -> list[int]:
         """The round's tokens: accepted ones, then one recovered or bonus token; nothing is rewound yet."""
@@ -137,7 +150,7 @@ class Speculation:
         assert slot.task is not None
         n_tokens = len(slot.tokens)
         # What the target lacks takes the draft's place, so that a batch never grows past a token and a draft.
-        n_max = self._n_max - (n_tokens - self._target.n_tokens(slot.id))
+        n_max = self._n_max - self._n_behind(slot)
         # The round's own token needs no cell and counts as one, so a draft may fill all but that.
         return min(n_max, slot.task.remaining(self._target.n_ctx_seq, n_tokens) - 1)
 

@@ -17,7 +17,7 @@ _SLOW_FOR_MS = 700.0
 _TRIAL_STEPS = 6
 _BETTER = 0.95  # of the cost before the trial
 _HOPELESS = 1.1  # of the cost before: a trial that begins so is over
-_FIRST_WAIT_MS, _LAST_WAIT_MS = 3_000.0, 10_000.0
+_FIRST_WAIT_MS, _LAST_WAIT_MS = 700.0, 3_000.0
 _FIRST_LOOK_MS, _LAST_LOOK_MS = (
     500.0,
     30_000.0,
@@ -66,8 +66,7 @@ class ThreadTuner:
         return self.n_now
 
     def _is_hopeless(self) -> bool:
-        is_fewer = self.n_now < self._trial_from
-        return is_fewer and len(self._trial) == 2 and min(self._trial) > _HOPELESS * self._cost
+        return len(self._trial) == 2 and min(self._trial) > _HOPELESS * self._cost
 
     def _pause_ms(self) -> float:
         """Trials downwards wait as well after one that failed."""

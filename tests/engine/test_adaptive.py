@@ -109,7 +109,7 @@ def test_where_changes_are_dear_all_drafts_are_filled_up_to_one_length(kind: Kin
         done = run(core, *(request(p, 64) for p in asked))
     assert [d.text for d in done] == plain
     if kind is MODEL:  # n-grams may be longer, and recurrent memory first reads what it took back
-        assert sum(a != b for a, b in pairwise(sizes)) < 0.4 * len(sizes)
+        assert sum(a != b for a, b in pairwise(sizes)) < 0.3 * len(sizes)
         assert max(sizes) > 2 * n_slots
     assert all(d.timings.draft_n <= 8 * d.timings.n_decodes for d in done)
 
