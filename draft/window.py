@@ -74,7 +74,7 @@ class LengthPolicy:
     _prices: list[float] = field(default_factory=list)  # see _price
     _prices_for: int = 0  # steps for which they hold
     _n_resting: int = 0  # slots in this step
-    _quiet: _Quiet = field(default_factory=lambda: _Quiet())
+    _quiet: _Quiet = field(default_factory=_Quiet)
     steady: SteadyLength = field(default_factory=SteadyLength)
     _is_steady: bool = False
     _first_tries: int = _FIRST_TRIES
