@@ -61,9 +61,10 @@ class LengthPolicy:
     """The rule for one engine. `begin_step` opens a step; drafters ask it for each slot in it."""
 
     costs: StepCosts = field(default_factory=StepCosts)
-    draft_ms: dict[str, float] = field(
-        default_factory=dict
-    )  # of one drafted token, all slots together, by drafter
+    # Of a drafted token, all slots together, by drafter; and what the first of a draft takes longer: behind a target
+    # step its model's weights are in no cache.
+    draft_ms: dict[str, float] = field(default_factory=dict)
+    first_ms: dict[str, float] = field(default_factory=dict)
     rate: float = 0.0  # tokens per millisecond and slot, of the rounds just past
     n_slots: int = 1
     guard: DraftGuard = field(default_factory=DraftGuard)
@@ -118,10 +119,13 @@ class LengthPolicy:
         return self.n_slots * (price[n_draft] - price[self.steady.n] + changes)
 
     def _choose_steady(self) -> None:
-        draft_ms = max((self.draft_ms.get(name, 0.0) for _, name in self._drafting.values()), default=0.0)
+        names = {name for _, name in self._drafting.values()}
+        draft_ms = max((self.draft_ms.get(name, 0.0) for name in names), default=0.0)
+        first_ms = max((self.first_ms.get(name, 0.0) for name in names), default=0.0)
         chances = [_sure_chances(calibration) for calibration, _ in self._drafting.values()]
-        ms = self.costs.curve(self.n_slots, SteadyLength.longest) + self._own_ms[1]
-        ms[0] += self._own_ms[0] - self._own_ms[1]
+        ms = self.costs.curve(self.n_slots, SteadyLength.longest)
+        ms[0] += self._own_ms[0]
+        ms[1:] += self._own_ms[1] + first_ms
         self.steady.choose(self.n_slots, chances, ms, draft_ms, self.costs.change_ms)
         self._drafting.clear()
 
@@ -171,7 +175,7 @@ class LengthPolicy:
             self._first_tries -= 1
             return True
         # The others wait for a slot that tries alone.
-        return account.saved >= min(self.n_slots * self._draft_price(drafter), _MOST_SAVED)
+        return account.saved >= min(self.n_slots * self._draft_price(drafter, 1), _MOST_SAVED)
 
     def goes_on(self, probabilities: Sequence[float], calibration: Calibration, drafter: str) -> bool:
         """Draft one more token? `probabilities`, of those drafted: that each stands, given that all before it do."""
@@ -190,10 +194,7 @@ class LengthPolicy:
         n, gain = self._best(probabilities) if not self._is_steady else (0, 0.0)
         account = self._accounts[seq_id]
         if account.is_try:
-            spent = (
-                self._drafted_ms if self._is_steady else len(probabilities) * self.draft_ms.get(drafter, 0.0)
-            )
-            account.add(gain - self.n_slots * self.rate * spent)
+            account.add(gain - self.n_slots * self._draft_price(drafter, len(probabilities)))
         return n
 
     @property
@@ -209,7 +210,7 @@ class LengthPolicy:
         """
         n = len(probabilities)
         price = self._price(n + 1 + _LOOK_AHEAD)
-        draft_price = self._draft_price(drafter)
+        draft_price = self.rate * self.draft_ms.get(drafter, 0.0)
         p_all, won, best = 1.0, 0.0, 0.0
         for k, p in enumerate(probabilities, 1):
             p_all *= p
@@ -220,7 +221,7 @@ class LengthPolicy:
             stands += p_behind
             p_behind *= p_later
             ways.append((p_all * stands, price[n + 1 + more] + more * draft_price))
-        value = -draft_price
+        value = -self._draft_price(drafter, 1) if n == 0 else -draft_price
         for share, p in zip(*calibration.outlook(n), strict=True):
             gain = won - best + max([p * gained - spent for gained, spent in ways])
             if gain > 0.0:
@@ -277,9 +278,9 @@ class LengthPolicy:
             self._prices = (self.rate * (curve - curve[0])).tolist()
         return self._prices
 
-    def _draft_price(self, drafter: str) -> float:
-        """The same of drafting one."""
-        return self.rate * self.draft_ms.get(drafter, 0.0)
+    def _draft_price(self, drafter: str, n_draft: int) -> float:
+        """The same of drafting them."""
+        return self.rate * (self.first_ms.get(drafter, 0.0) + n_draft * self.draft_ms.get(drafter, 0.0))
 
     # -- what is learnt
 
@@ -323,10 +324,11 @@ class LengthPolicy:
         """That drafter drafted n_steps tokens, one after the other, in `ms`, the last of them in `last_ms`."""
         if n_steps > 0:
             self._drafted_ms += ms
-            # Where changes are dear a try says what drafting would cost by its last step only.
-            now = last_ms if self._is_steady and not self.steady.n else ms / n_steps
             known = self.draft_ms.get(drafter)
-            self.draft_ms[drafter] = now if known is None else known + 0.1 * (now - known)
+            if known is None or n_steps > 1:
+                self.draft_ms[drafter] = last_ms if known is None else known + 0.1 * (last_ms - known)
+            first, extra = self.first_ms.get(drafter, 0.0), ms - n_steps * self.draft_ms[drafter]
+            self.first_ms[drafter] = first + 0.1 * (max(0.0, extra) - first)
 
 
 def _sure_chances(calibration: Calibration) -> list[float]:

@@ -140,6 +140,15 @@ def test_a_token_that_may_turn_out_sure_is_worth_drafting() -> None:
     assert n_verified == 50
 
 
+def test_the_first_token_of_a_draft_has_a_cost_of_its_own() -> None:
+    policy = LengthPolicy(guard=FakeGuard())
+    for i in range(300):
+        n = 1 + i % 4
+        policy.drafted("d", n, 0.4 + n * 0.5, 0.5)
+    assert policy.draft_ms["d"] == pytest.approx(0.5, rel=0.05)
+    assert policy.first_ms["d"] == pytest.approx(0.4, rel=0.1)
+
+
 def test_step_costs_follow_a_slower_machine_without_changing_their_shape() -> None:
     costs = StepCosts()
     for _ in range(30):
