@@ -102,7 +102,7 @@ class Accepted:
 
     seq_id: int
     n_accepted: int
-    n_stood: int = 0
+    n_stood: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,9 +78,7 @@ class CalibratedDrafter:
         for item in accepted:
             draft = self._proposed.pop(item.seq_id, None)
             if draft is not None and draft.tokens:
-                self._calibrations[item.seq_id][draft.drafter].learn(
-                    draft.confidence, max(item.n_stood, item.n_accepted)
-                )
+                self._calibrations[item.seq_id][draft.drafter].learn(draft.confidence, item.n_stood)
 
     # -- state
 

@@ -97,13 +97,7 @@ class StepCosts:
 
     def curve(self, n_slots: int, n_draft: int) -> npt.NDArray[np.float64]:
         """[n_draft + 1] expected milliseconds of a step in which every slot drafts 0, 1, ... n_draft tokens."""
-        if not len(self._table):
-            return np.zeros(n_draft + 1)
-        sizes = n_slots * np.arange(1, n_draft + 2)
-        last = len(self._table) - 1
-        beyond = (self._table[-1] - self._table[-2]) * np.maximum(0, sizes - last)
-        shape: npt.NDArray[np.float64] = self._table[np.minimum(sizes, last)] + beyond
-        return math.exp(self._level) * shape
+        return np.array([self.ms(n_slots * (1 + k)) for k in range(n_draft + 1)])
 
     def as_one(self, n_tokens: int, ms: float) -> float:
         """What a step of `ms` over n_tokens tokens would have taken over one."""

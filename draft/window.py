@@ -288,11 +288,9 @@ class LengthPolicy:
         """A step of only decoding slots is over: its batch size, its times, the tokens that it yielded."""
         if self._n_resting == n_tokens == self.n_slots:
             quiet = self._quiet
-            quiet.n, quiet.target_ms, quiet.wall_ms = (
-                quiet.n + 1,
-                quiet.target_ms + target_ms,
-                quiet.wall_ms + wall_ms,
-            )
+            quiet.n += 1
+            quiet.target_ms += target_ms
+            quiet.wall_ms += wall_ms
             if quiet.n == _QUIET_STEPS:
                 self._quiet = _Quiet()
                 self._learn(n_tokens, quiet.target_ms / quiet.n, quiet.wall_ms / quiet.n, n_gained, quiet.n)

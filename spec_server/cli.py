@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from spec_server import __version__, machine
 from spec_server.environment import unread
 from spec_server.settings import Settings, env_names, option_of, variable_of
-from spec_server.tolerated import ALWAYS_SO, DEVICES, IGNORED, NEUTRAL, REFUSED_FLAGS, is_neutral
+from spec_server.tolerated import ALWAYS_SO, DEVICES, IGNORED, ONLY, REFUSED_FLAGS, is_neutral
 from spec_server.wording import fault
 
 DESCRIPTION = "Serves a model over HTTP, with speculative decoding whose state can be saved and restored."
@@ -83,16 +83,14 @@ def build_parser() -> argparse.ArgumentParser:
             off = f"switch {option.name} off"
             group.add_argument(*option.no.split(), dest=name, action="store_const", const="off", help=off)
     values = {flag: " X" * n for flag, n in {**ALWAYS_SO, **IGNORED}.items()}
-    values |= {flag: f" {'|'.join(wanted)}" for flag, wanted in NEUTRAL.items()}
-    values |= dict.fromkeys(DEVICES, " none")
+    values |= {flag: f" {'|'.join(wanted)}" for flag, wanted in ONLY.items()}
     tolerated = " ".join(flag + value for flag, value in values.items())
     group = parser.add_argument_group("Accepted for llama-server's sake, without effect", tolerated)
     _tolerate(group, ALWAYS_SO, "always_so")
     _tolerate(group, IGNORED, "ignored")
-    for flag in NEUTRAL:
-        group.add_argument(flag, dest="always_so", action=_OnlyNeutral, help=argparse.SUPPRESS)
-    for flag in DEVICES:
-        group.add_argument(flag, dest="no_device", action=_OnlyNone, help=argparse.SUPPRESS)
+    for flag in ONLY:
+        dest = "no_device" if flag in DEVICES else "always_so"
+        group.add_argument(flag, dest=dest, action=_OnlyNeutral, help=argparse.SUPPRESS)
     return parser
 
 
@@ -134,21 +132,8 @@ class _OnlyNeutral(_Note):
         option_string: str | None = None,
     ) -> None:
         if not is_neutral(str(option_string), str(values)):
-            wanted = " or ".join(NEUTRAL[str(option_string)])
+            wanted = " or ".join(ONLY[str(option_string)])
             parser.error(f"{option_string}: only {wanted} is supported here (given: {values!r})")
-        super().__call__(parser, namespace, values, option_string)
-
-
-class _OnlyNone(_Note):
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
-        if values != "none":
-            parser.error(f"{option_string}: only none is supported here (given: {values!r})")
         super().__call__(parser, namespace, values, option_string)
 
 

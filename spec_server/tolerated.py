@@ -129,6 +129,7 @@ DEVICES = {
     "--device-draft": "gpu_layers_draft",
     "--spec-draft-device": "gpu_layers_draft",
 }
+ONLY: Mapping[str, tuple[str, ...]] = {**NEUTRAL, **dict.fromkeys(DEVICES, ("none",))}
 # Known and not here, by what they are for: named as such, since a flag that looks alike is no typing error then.
 REFUSED: Mapping[str, str] = {
     "TLS and who may call": "--ssl-key-file --ssl-cert-file --cors-origins --cors-methods --cors-headers "
@@ -192,6 +193,6 @@ IGNORED_ENV = frozenset(
 def is_neutral(flag: str, value: str) -> bool:
     """Numbers by their value: 0.0 is 0."""
     try:
-        return float(value) in {float(wanted) for wanted in NEUTRAL[flag]}
+        return float(value) in {float(wanted) for wanted in ONLY[flag]}
     except ValueError:
-        return value in NEUTRAL[flag]
+        return value in ONLY[flag]

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from spec_server.cli import parse
-from spec_server.settings import ENV_PREFIX
 
 BASE = ["-m", "m.gguf"]
 
 
-@pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith((ENV_PREFIX, "LLAMA_")):
-            monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 
 @pytest.mark.parametrize(

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 import pytest
 
 from spec_server.cli import build_parser, known_flags, parse
-from spec_server.settings import ENV_PREFIX, Settings, env_names, option_of
+from spec_server.settings import Settings, env_names, option_of
 from spec_server.tolerated import ALWAYS_SO, DEVICES, IGNORED, NEUTRAL, REFUSED, REFUSED_FLAGS
 
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
 BASE = ["-m", "m.gguf"]
 
 
-@pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith((ENV_PREFIX, "LLAMA_")):
-            monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
