@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from draft.window import DraftLength
+from draft.length import DraftLength
 from spec_server.runtime.batch import Batch
 
 Ints = npt.NDArray[np.int32]

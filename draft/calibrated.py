@@ -13,7 +13,8 @@ import orjson
 
 from draft.base import Accepted, Draft, Drafter, DraftRequest, DraftState, Ints
 from draft.calibration import Calibration
-from draft.window import DraftLength, LengthPolicy
+from draft.length import DraftLength
+from draft.window import LengthPolicy
 from spec_server.runtime.batch import Batch
 
 _HEAD = struct.Struct("<4sI")  # magic, bytes of all calibrations behind it
@@ -65,7 +66,9 @@ class CalibratedDrafter:
         if policy is None:
             return self.inner.propose(requests)
         for request in requests:
-            request.length = self._lengths[request.seq_id]
+            request.length = length = self._lengths[request.seq_id]
+            if length is not None:
+                length.read(request.tokens, request.last_token)
         drafts = self.inner.propose(requests)
         for request, draft in zip(requests, drafts, strict=True):
             self._proposed[request.seq_id] = draft
@@ -145,6 +148,9 @@ class CalibratedDrafter:
     def begin(self, seq_id: int, tokens: Ints) -> None:
         if not len(tokens):
             self._set(seq_id, self._fresh())
+        length = self._lengths[seq_id]
+        if length is not None:
+            length.begin()
         self.inner.begin(seq_id, tokens)
 
     def process(self, batch: Batch) -> None:

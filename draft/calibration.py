@@ -17,7 +17,6 @@ _CELLS = _POSITIONS * _BINS
 _MEMORY = 32.0  # observations that a cell remembers
 _LONG_MEMORY = 256.0  # of the last position's cells: one long draft is dozens of observations
 _PRIOR = 2.0  # observations that the drafter's own confidence counts for
-_FADE = 0.99  # of a cell, for each token of its kind that was not verified
 _DRAWN_MEMORY = 48.0  # drafted tokens of one position that are remembered
 _DRAWN_PRIOR = 4.0  # drafted tokens that the position before counts for
 
@@ -74,25 +73,18 @@ class Calibration:
             self._whole.drafted(position, confidence)
         return self.probability(position, confidence)
 
-    def learn(self, confidences: Sequence[float], n_accepted: int) -> None:
-        """The first n_accepted of a verified draft stood; the one behind them, if there was one, did not."""
-        for position, confidence in enumerate(confidences[: n_accepted + 1]):
-            cell = _cell(position, confidence)
+    def learn(self, confidences: Sequence[float], n_accepted: int, first: int = 0) -> None:
+        """The first n_accepted of a draft stood; the one behind them, if there was one, did not. What is known already
+        of those in front of `first` is not learnt again."""
+        for position in range(first, min(n_accepted + 1, len(confidences))):
+            cell = _cell(position, confidences[position])
             if self._seen[cell] >= (_MEMORY if position < _POSITIONS - 1 else _LONG_MEMORY):
                 self._seen[cell] *= 0.5
                 self._accepted[cell] *= 0.5
             self._seen[cell] += 1.0
             self._accepted[cell] += position < n_accepted
         if self._whole is not None:
-            self._whole.learn(confidences, n_accepted)
-
-    def passed(self, position: int, confidence: float) -> None:
-        """A token was drafted and was not worth verifying: what is known against it fades, so that one day it is."""
-        cell = _cell(position, confidence)
-        self._seen[cell] *= _FADE
-        self._accepted[cell] *= _FADE
-        if self._whole is not None:
-            self._whole.passed(position, confidence)
+            self._whole.learn(confidences, n_accepted, first)
 
     def start_text(self, n_left: float) -> Calibration:
         """One for a new text, whose whole is this: the same shares, each cell seen at most n_left times."""

@@ -61,7 +61,7 @@ class GrowingDraft:
         length = self.request.length
         # What was drawn is verified, or dropped whatever it is: for its length alone would bend the distribution.
         if length is not None and self.tokens and (not self.probs or length.drops_all):
-            keep = length.keeps()
+            keep = length.keeps(self.tokens)
             del self.tokens[keep:], self.confidence[keep:]
         if not self.tokens or (len(self.tokens) < self.request.n_min and not self.probs):
             return EMPTY_DRAFT

@@ -115,7 +115,7 @@ class _NgramDrafter:
                 break
         if request.length is not None:
             confidence = [n_match / (n_match + 1.0)] * len(tokens)
-            del tokens[request.length.chooses(self.name, confidence) :]
+            del tokens[request.length.chooses(self.name, tokens, confidence) :]
         if len(tokens) < max(1, request.n_min):
             return EMPTY_DRAFT
         return Draft(tokens, self.name, confidence[: len(tokens)])

@@ -11,7 +11,7 @@ Nothing here draws random numbers, reads a clock or knows llama; docs/adaptive-s
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,6 +42,7 @@ class _Account:
     saved: float = _MOST_SAVED
     is_try: bool = False
     rest: int = 0  # rounds for which the last answer, no, holds
+    value: float = 0.0  # tokens a round that its drafts made token by token were last expected to bring
 
     def add(self, tokens: float) -> None:
         self.saved = min(_MOST_SAVED, self.saved + tokens)
@@ -87,6 +88,10 @@ class LengthPolicy:
     _drafted_ms: float = 0.0  # in this step
     # Of a step, neither drafting nor in the target: without drafts, and with.
     _own_ms: list[float] = field(default_factory=lambda: [0.0, _OWN_MS])
+
+    def begin(self, seq_id: int) -> None:
+        """A request begins in that slot; not every drafter need take part in it."""
+        self._accounts[seq_id].value = 0.0
 
     def begin_step(self, n_slots: int) -> None:
         self._prices_for -= 1
@@ -166,7 +171,8 @@ class LengthPolicy:
             self._drafting[seq_id] = calibration, drafter
         if self.rate <= 0.0 or (self._is_steady and self.steady.n):
             return True
-        account.is_try = self._is_steady or self._value_of_more([], calibration, drafter) <= 0.0
+        account.value = 0.0 if self._is_steady else max(0.0, self._value_of_more([], calibration, drafter))
+        account.is_try = account.value <= 0.0
         return not account.is_try or self._may_try(account, drafter)
 
     def _may_try(self, account: _Account, drafter: str) -> bool:
@@ -191,11 +197,11 @@ class LengthPolicy:
             return min(_TRY_TOKENS, len(probabilities))
         if self._is_steady and self.steady.n:
             return min(self.steady.n, len(probabilities))
-        n, gain = self._best(probabilities) if not self._is_steady else (0, 0.0)
+        n, gain = self._best(probabilities)
         account = self._accounts[seq_id]
         if account.is_try:
             account.add(gain - self.n_slots * self._draft_price(drafter, len(probabilities)))
-        return n
+        return 0 if self._is_steady else n
 
     @property
     def drops_all(self) -> bool:
@@ -230,8 +236,9 @@ class LengthPolicy:
 
     # -- a draft that is there at once
 
-    def choose(self, probabilities: Sequence[float]) -> int:
-        """How many tokens of a draft that costs nothing are worth verifying; nobody asked `opens` about it."""
+    def choose(self, seq_id: int, probabilities: Sequence[float]) -> int:
+        """How many tokens of a draft that costs nothing are worth verifying; nobody asked `opens` about it. None, where
+        a drafter that is asked later has more to give."""
         self._has_free = True
         if not self._is_allowed:
             return 0
@@ -239,7 +246,8 @@ class LengthPolicy:
             return min(_TRY_TOKENS, len(probabilities))
         if self._is_steady:
             return self._best_of_steady(probabilities)
-        return self._best(probabilities)[0]
+        n, gain = self._best(probabilities)
+        return n if gain > self._accounts[seq_id].value else 0
 
     def _best_of_steady(self, probabilities: Sequence[float]) -> int:
         """The same where another number of tokens than before makes steps slow, against what the steady length has
@@ -339,58 +347,3 @@ def _sure_chances(calibration: Calibration) -> list[float]:
 
 def _mean_chance(calibration: Calibration, position: int) -> float:
     return sum(share * p for share, p in zip(*calibration.outlook(position), strict=True))
-
-
-class DraftLength:
-    """One slot's draft under the rule: the drafter asks it before the first token and after each."""
-
-    __slots__ = (
-        "_calibration",
-        "_calibrations",
-        "_confidences",
-        "_drafter",
-        "_policy",
-        "_probabilities",
-        "_seq_id",
-    )
-
-    def __init__(self, policy: LengthPolicy, calibrations: Mapping[str, Calibration], seq_id: int) -> None:
-        self._policy = policy
-        self._calibrations = calibrations
-        self._seq_id = seq_id
-
-    def opens(self, drafter: str) -> bool:
-        """Is a draft by `drafter` worth a try?"""
-        self._drafter, self._calibration = drafter, self._calibrations[drafter]
-        self._confidences, self._probabilities = list[float](), list[float]()
-        return self._policy.opens(self._seq_id, self._calibration, drafter)
-
-    def goes_on(self, confidence: float) -> bool:
-        """A token was drafted with that confidence, 0 to 1: is another one worth drafting?"""
-        self._probabilities.append(self._calibration.drafted(len(self._confidences), confidence))
-        self._confidences.append(confidence)
-        return self._policy.goes_on(self._probabilities, self._calibration, self._drafter)
-
-    def chooses(self, drafter: str, confidences: Sequence[float]) -> int:
-        """How many tokens of a draft that is there already, at no cost, are worth verifying."""
-        calibration = self._calibrations[drafter]
-        n = self._policy.choose([calibration.probability(i, c) for i, c in enumerate(confidences)])
-        if n < len(confidences):
-            calibration.passed(n, confidences[n])
-        return n
-
-    def keeps(self) -> int:
-        """How many of the drafted tokens are worth verifying."""
-        n = self._policy.cut(self._seq_id, self._probabilities, self._drafter)
-        if n < len(self._confidences):
-            self._calibration.passed(n, self._confidences[n])
-        return n
-
-    @property
-    def drops_all(self) -> bool:
-        """Is this draft a try of which nothing will be verified, whatever it is?"""
-        return self._policy.drops_all
-
-    def spent(self, n_steps: int, ms: float, last_ms: float) -> None:
-        """What drafting took, and the last of its steps, for all slots of the step together."""
-        self._policy.drafted(self._drafter, n_steps, ms, last_ms)

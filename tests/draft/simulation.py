@@ -6,9 +6,13 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from draft.calibration import Calibration
 from draft.guard import DraftGuard
-from draft.window import DraftLength, LengthPolicy
+from draft.length import DraftLength
+from draft.window import LengthPolicy
+from spec_server.runtime.batch import Ints
 
 Cost = Callable[[int], float]
 
@@ -19,6 +23,16 @@ MACHINES: dict[str, Cost] = {
     "accelerator": lambda n: 2.0 * (1 + 0.02 * (n - 1)),
 }
 WARM_UP = (1, 2, 3, 4, 6, 8, 12, 16)
+
+
+def said(n: int) -> Ints:
+    """A text of n tokens, all of them 1."""
+    return np.ones(n, np.int32)
+
+
+def drafted(n_stands: int, n: int) -> list[int]:
+    """A draft of n tokens, of which the text says the first n_stands."""
+    return [1] * n_stands + [0] * (n - n_stands)
 
 
 class FakeGuard(DraftGuard):
@@ -78,6 +92,7 @@ class Simulation:
         tokens, ms = 0, 0.0
         for i in range(self.n_rounds):
             policy.begin_step(1)
+            length.read(said(tokens), 1)
             draft: list[float] = []
             goes_on = not policy.rests(0) and length.opens("")
             while goes_on and len(draft) < 16:
@@ -85,13 +100,13 @@ class Simulation:
                 goes_on = length.goes_on(draft[-1])
             n_drafted = len(draft)
             length.spent(n_drafted, n_drafted * self.draft_ms, self.draft_ms)
-            kept = length.keeps() if draft else 0
-            draft = draft[:kept]
-            gained = self.n_accepted(draft)
+            n_stands = self.n_accepted(draft)
+            kept = length.keeps(drafted(n_stands, n_drafted)) if draft else 0
+            gained = min(kept, n_stands)
             size = 1 + max(kept, policy.fill(kept))
             step = self.step(size)
             if kept:
-                calibration.learn(draft, gained)
+                calibration.learn(draft[:kept], gained)
             policy.end_step(size, step, step + n_drafted * self.draft_ms, 1 + gained)
             tokens += 1 + gained
             ms += step + n_drafted * self.draft_ms

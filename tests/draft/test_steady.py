@@ -7,8 +7,9 @@ from statistics import mean
 import pytest
 
 from draft.calibration import Calibration
+from draft.length import DraftLength
 from draft.step_costs import StepCosts
-from draft.window import DraftLength, LengthPolicy
+from draft.window import LengthPolicy
 from tests.draft.simulation import FakeGuard, Simulation
 
 # One H200, SmolLM2-135M: milliseconds by tokens in the batch, replayed; what the first two steps of a size take longer.
@@ -86,7 +87,7 @@ def test_drafts_have_the_steady_length_whatever_the_confidence(confidence: float
     policy, length = with_length(3)
     assert length.opens("")
     assert [length.goes_on(confidence) for _ in range(3)] == [True, True, False]
-    assert length.keeps() == 3
+    assert length.keeps([1, 1, 1]) == 3
     assert policy.fill(3) == 3
 
 
@@ -98,14 +99,14 @@ def test_shorter_drafts_are_filled_up() -> None:
 @pytest.mark.parametrize(("confidence", "n"), [(0.99, 40), (0.7, 0)])
 def test_a_draft_from_text_alone_changes_the_length_only_where_that_pays(confidence: float, n: int) -> None:
     policy, length = with_length(0)
-    assert length.chooses("", [confidence] * 40) == n
+    assert length.chooses("", [1] * 40, [confidence] * 40) == n
     assert policy.fill(n) == n
 
 
 def test_a_long_draft_is_followed_by_one_of_its_length_at_no_charge() -> None:
     policy, length = with_length(0)
     policy.fill(40)
-    assert length.chooses("", [0.9] * 12) == 12
+    assert length.chooses("", [1] * 12, [0.9] * 12) == 12
     assert policy.fill(12) == 40
     assert policy.fill(0) == 0
 

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft.calibration import Calibration
+from draft.length import DraftLength
 from draft.step_costs import StepCosts
-from draft.window import DraftLength, LengthPolicy
-from tests.draft.simulation import MACHINES, WARM_UP, FakeGuard, Simulation
+from draft.window import LengthPolicy
+from tests.draft.simulation import MACHINES, WARM_UP, FakeGuard, Simulation, drafted, said
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -35,11 +36,12 @@ def test_of_a_draft_that_costs_nothing_as_much_is_verified_as_pays(machine: str,
     """A passage that is copied: 48 tokens are there in every round, each stands with the same probability."""
     rng, cost = random.Random(1), MACHINES[machine]
 
-    def play(choose: Callable[[], int], learn: Callable[[int, int, float], None]) -> float:
+    def play(choose: Callable[[int, int], int], learn: Callable[[int, int, float], None]) -> float:
         tokens, ms = 0, 0.0
         for _ in range(3000):
-            k = choose()
-            stood = next((j for j in range(k) if rng.random() >= acceptance), k)
+            n_stands = next((j for j in range(48) if rng.random() >= acceptance), 48)
+            k = choose(tokens, n_stands)
+            stood = min(k, n_stands)
             step = cost(1 + k) * (1 + 0.1 * rng.random())
             learn(k, stood, step)
             tokens, ms = tokens + 1 + stood, ms + step
@@ -51,16 +53,17 @@ def test_of_a_draft_that_costs_nothing_as_much_is_verified_as_pays(machine: str,
     confidence = [0.9] * 48
     length = DraftLength(policy, {"": calibration}, 0)
 
-    def choose() -> int:
+    def choose(n_said: int, n_stands: int) -> int:
         policy.begin_step(1)
-        return length.chooses("", confidence)
+        length.read(said(n_said), 1)
+        return length.chooses("", drafted(n_stands, 48), confidence)
 
     def learn(k: int, stood: int, step: float) -> None:
         calibration.learn(confidence[:k], stood)
         policy.end_step(1 + k, step, step, 1 + stood)
 
     adaptive = play(choose, learn)
-    fixed = [play(lambda k=k: k, lambda *_: None) for k in (0, 1, 2, 4, 8, 16, 32, 48)]  # type: ignore[misc]
+    fixed = [play(lambda *_, k=k: k, lambda *_: None) for k in (0, 1, 2, 4, 8, 16, 32, 48)]  # type: ignore[misc]
     assert adaptive >= 0.97 * fixed[0]
     assert adaptive >= 0.92 * max(fixed)
 
@@ -90,12 +93,13 @@ def test_where_nothing_is_accepted_drafts_become_rare() -> None:
     for n in WARM_UP:
         policy.costs.observe(n, 8.0 * n)
     n_drafts = 0
-    for _ in range(2000):
+    for i in range(2000):
         policy.begin_step(1)
+        length.read(said(i), 1)
         if not policy.rests(0) and length.opens(""):
             n_drafts += 1
             length.goes_on(0.5)
-            if length.keeps():
+            if length.keeps(drafted(0, 1)):
                 calibration.learn([0.5], 0)
     assert 20 <= n_drafts <= 160  # a draft costs 0.05 tokens, 0.003 a round may be lost
 
@@ -110,11 +114,12 @@ def test_a_calibration_that_is_wrong_is_put_right() -> None:
         calibration.drafted(0, 0.9)
         calibration.learn([0.9], 0)
     assert calibration.probability(0, 0.9) < 0.1
-    for _ in range(6000):
+    for i in range(2000):
         policy.begin_step(1)
+        length.read(said(i), 1)
         if not policy.rests(0) and length.opens(""):
             length.goes_on(0.9)
-            n_kept = length.keeps()
+            n_kept = length.keeps(drafted(1, 1))
             calibration.learn([0.9] * n_kept, n_kept)
     assert calibration.probability(0, 0.9) > 0.7
 
@@ -135,7 +140,7 @@ def test_a_token_that_may_turn_out_sure_is_worth_drafting() -> None:
         if not policy.rests(0) and length.opens(""):
             n_drafts += 1
             length.goes_on(0.99 if i % 4 == 0 else 0.2)
-            n_verified += length.keeps()
+            n_verified += length.keeps(drafted(i % 4 == 0, 1))
     assert n_drafts == 200
     assert n_verified == 50
 
