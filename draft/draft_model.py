@@ -152,8 +152,9 @@ class DraftModelDrafter:
                 self._resting.add(r.seq_id)
         if not wanted:
             return [EMPTY_DRAFT] * len(requests)
-        self._catch_up([d.request for d in wanted])
         clock = DraftClock()
+        self._catch_up([d.request for d in wanted])
+        clock.read()
         active = [d for d in wanted if self.n_tokens(d.request.seq_id) == len(d.request.tokens)]
         self._before_drafts(active)
         while active:

@@ -69,13 +69,17 @@ class GrowingDraft:
 
 
 class DraftClock:
-    """What the steps of one propose take; begins when it is made."""
+    """What one propose takes; begins when it is made."""
 
-    __slots__ = ("_began_ns", "_last_ns", "_step_ns")
+    __slots__ = ("_began_ns", "_last_ns", "_read_ns", "_step_ns")
 
     def __init__(self) -> None:
-        self._began_ns = self._last_ns = time.perf_counter_ns()
+        self._began_ns = self._read_ns = self._last_ns = time.perf_counter_ns()
         self._step_ns = 0
+
+    def read(self) -> None:
+        """What the drafter lacked of the texts is read."""
+        self._read_ns = self._last_ns = time.perf_counter_ns()
 
     def step(self) -> None:
         """One token of each draft is drafted."""
@@ -87,4 +91,9 @@ class DraftClock:
         n_steps = max((len(d.tokens) for d in drafts), default=0)
         length = next((d.request.length for d in drafts if d.request.length is not None), None)
         if n_steps and length is not None:
-            length.spent(n_steps, (self._last_ns - self._began_ns) / 1e6, self._step_ns / 1e6)
+            length.spent(
+                n_steps,
+                (self._last_ns - self._read_ns) / 1e6,
+                self._step_ns / 1e6,
+                (self._read_ns - self._began_ns) / 1e6,
+            )

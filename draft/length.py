@@ -117,6 +117,7 @@ class DraftLength:
         """Is this draft a try of which nothing will be verified, whatever it is?"""
         return self._policy.drops_all
 
-    def spent(self, n_steps: int, ms: float, last_ms: float) -> None:
-        """What drafting took, and the last of its steps, for all slots of the step together."""
-        self._policy.drafted(self._drafter, n_steps, ms, last_ms)
+    def spent(self, n_steps: int, ms: float, last_ms: float, lag_ms: float = 0.0) -> None:
+        """What drafting took, and the last of its steps, for all slots of the step together; lag_ms: what reading the
+        text took that the drafter lacked."""
+        self._policy.drafted(self._drafter, n_steps, ms, last_ms, lag_ms)

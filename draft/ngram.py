@@ -106,6 +106,8 @@ class _NgramDrafter:
         limit = min(request.n_max, self.n_max)
         if limit <= 0 or not self._catch_up(request.seq_id, request.tokens):
             return EMPTY_DRAFT
+        if not self._may_follow(text, request.last_token):
+            return EMPTY_DRAFT
         text.append(request.last_token)
         tokens, confidence, n_match = self._follow(text, request, limit)
         text.cut(len(request.tokens))
@@ -119,6 +121,10 @@ class _NgramDrafter:
         if len(tokens) < max(1, request.n_min):
             return EMPTY_DRAFT
         return Draft(tokens, self.name, confidence[: len(tokens)])
+
+    def _may_follow(self, text: TextIndex, last_token: int) -> bool:
+        """A quick look: is it worth searching?"""
+        return True
 
     def _follow(
         self, text: TextIndex, request: DraftRequest, limit: int
@@ -163,6 +169,9 @@ class NgramSimpleDrafter(_NgramDrafter):
     def __init__(self, n_slots: int, *, size_n: int, size_m: int, min_hits: int, end: Set[int]) -> None:
         super().__init__(n_slots, size_n, size_m, end)
         self._min_hits = min_hits
+
+    def _may_follow(self, text: TextIndex, last_token: int) -> bool:
+        return text.may_recur(last_token)
 
     def _follow(
         self, text: TextIndex, request: DraftRequest, limit: int

@@ -71,6 +71,16 @@ class TextIndex:
         """The end of the latest n-gram of that key that has a follower, -1: there is none. Hashes may collide."""
         return self._latest.get(key, -1)
 
+    def may_recur(self, token: int) -> bool:
+        """Could the text's last tokens, with that one behind them, have stood before? Hashes may collide."""
+        tokens, n = self.tokens, self.n
+        i = len(tokens)
+        if i + 1 < n:
+            return False
+        before = self.keys[-1] if i else -1
+        key = self.roll(max(before, 0), token, tokens[i - n] if i >= n else -1)
+        return key == before or key in self._latest
+
     def occurrences(self) -> Iterator[int]:
         """Ends of the earlier occurrences of the text's last n tokens, latest first."""
         tokens, n = self.tokens, self.n

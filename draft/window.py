@@ -85,7 +85,8 @@ class LengthPolicy:
     _drafting: dict[int, tuple[Calibration, str]] = field(
         default_factory=dict
     )  # who asked since it was chosen
-    _drafted_ms: float = 0.0  # in this step
+    _drafted_ms: float = 0.0  # in this step, as is the next
+    _lag_ms: float = 0.0
     # Of a step, neither drafting nor in the target: without drafts, and with.
     _own_ms: list[float] = field(default_factory=lambda: [0.0, _OWN_MS])
 
@@ -100,6 +101,7 @@ class LengthPolicy:
         if self._prices_for <= 0:
             self._refresh()
         self._n_resting = 0
+        self._lag_ms = 0.0
         self._is_allowed = self.guard.allows(self.n_slots)
         if self._is_steady and self._is_allowed and self.steady.is_due(self.n_slots):
             self._choose_steady()
@@ -200,7 +202,9 @@ class LengthPolicy:
         n, gain = self._best(probabilities)
         account = self._accounts[seq_id]
         if account.is_try:
-            account.add(gain - self.n_slots * self._draft_price(drafter, len(probabilities)))
+            # Who rests reads what was said meanwhile: that is part of what a try costs, and of no later draft.
+            price = self._draft_price(drafter, len(probabilities)) + self.rate * self._lag_ms
+            account.add(gain - self.n_slots * price)
         return 0 if self._is_steady else n
 
     @property
@@ -326,10 +330,12 @@ class LengthPolicy:
             self._time = fade * self._time + n_steps * wall_ms / one
             self.rate = self._tokens / (self._time * one)
 
-    def drafted(self, drafter: str, n_steps: int, ms: float, last_ms: float) -> None:
-        """That drafter drafted n_steps tokens, one after the other, in `ms`, the last of them in `last_ms`."""
+    def drafted(self, drafter: str, n_steps: int, ms: float, last_ms: float, lag_ms: float = 0.0) -> None:
+        """That drafter drafted n_steps tokens, one after the other, in `ms`, the last of them in `last_ms`; before that
+        it read in `lag_ms` what it lacked of the text."""
         if n_steps > 0:
-            self._drafted_ms += ms
+            self._drafted_ms += ms + lag_ms
+            self._lag_ms = lag_ms
             known = self.draft_ms.get(drafter)
             if known is None or n_steps > 1:
                 self.draft_ms[drafter] = last_ms if known is None else known + 0.1 * (last_ms - known)

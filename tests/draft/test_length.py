@@ -92,3 +92,27 @@ def test_a_draft_from_text_has_to_bring_more_than_the_model_would(n_sure: int, n
     assert length.chooses("text", [5] * n_sure, [0.99] * n_sure) == n_taken
     length.begin()  # the model need not be asked in this request
     assert length.chooses("text", [5] * n_sure, [0.99] * n_sure) == n_sure
+
+
+def test_a_try_pays_for_reading_what_it_lacked() -> None:
+    """Nothing is ever accepted; reading takes as long as ten tokens of drafting."""
+
+    def n_tries(lag_ms: float) -> int:
+        policy = LengthPolicy(rate=1 / 8, draft_ms={"": 0.2}, guard=FakeGuard())
+        for n in (1, 2, 3, 4, 6, 8, 12, 16) * 3:
+            policy.costs.observe(n, 8.0 * n)
+        length, n = DraftLength(policy, {"": Calibration()}, 0), 0
+        for i in range(3000):
+            policy.begin_step(1)
+            length.read(np.ones(i, np.int32), 1)
+            if not policy.rests(0) and length.opens(""):
+                n += 1
+                length.goes_on(0.3)
+                length.spent(1, 0.2, 0.2, lag_ms)
+                length.keeps([0])
+        return n
+
+    at_once, behind = n_tries(0.0), n_tries(2.0)
+    # 0.003 tokens a round are there for tries; one costs 0.025 tokens, or 0.275.
+    assert behind == pytest.approx(0.003 * 3000 / 0.275, rel=0.25)
+    assert at_once > 5 * behind

@@ -54,6 +54,13 @@ def read(drafter: NgramSimpleDrafter | NgramModDrafter, text: list[int], seq_id:
 # -- the index
 
 
+@given(texts, st.integers(1, 5), st.integers(1, 3))
+def test_whether_it_may_recur_is_known_before_the_token_is_there(text: list[int], n: int, token: int) -> None:
+    index = TextIndex(n)
+    index.extend(text)
+    assert index.may_recur(token) == bool(earlier([*text, token], n))
+
+
 @given(texts, st.integers(1, 5))
 def test_occurrences_are_those_of_a_plain_search(text: list[int], n: int) -> None:
     index = TextIndex(n)
