@@ -145,7 +145,7 @@ class LengthPolicy:
     def rests(self, seq_id: int) -> bool:
         """Does the last no of `opens` still hold? Then nobody need ask, unless a draft may be had for nothing."""
         account = self._accounts[seq_id]
-        if self._is_steady and self.steady.n:
+        if self._is_steady and self.steady.n and self._is_allowed:
             account.rest = 0
         if not account.rest:
             return False
@@ -313,7 +313,8 @@ class LengthPolicy:
         self.costs.observe(n_tokens, target_ms)
         own_ms = max(0.0, wall_ms - target_ms - self._drafted_ms)
         has_drafts = n_tokens > self.n_slots
-        self._own_ms[has_drafts] += 0.05 * (own_ms - self._own_ms[has_drafts])
+        known = self._own_ms[has_drafts]
+        self._own_ms[has_drafts] += 0.05 * min(own_ms - known, known + _OWN_MS)  # one slow step is no reason
         self._drafted_ms = 0.0
         settled_ms = max(0.0, wall_ms - self.costs.extra_ms())
         self.guard.observe(
