@@ -312,7 +312,7 @@ class LengthPolicy:
     def _learn(self, n_tokens: int, target_ms: float, wall_ms: float, n_gained: int, n_steps: int) -> None:
         self.costs.observe(n_tokens, target_ms)
         own_ms = max(0.0, wall_ms - target_ms - self._drafted_ms)
-        has_drafts = n_tokens > self.n_slots
+        has_drafts = n_tokens > self.n_slots or self._drafted_ms > 0.0
         known = self._own_ms[has_drafts]
         self._own_ms[has_drafts] += 0.05 * min(own_ms - known, known + _OWN_MS)  # one slow step is no reason
         self._drafted_ms = 0.0
