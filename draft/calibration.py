@@ -42,6 +42,11 @@ class Calibration:
         cell = _cell(position, confidence)
         return (self._accepted[cell] + _PRIOR * confidence) / (self._seen[cell] + _PRIOR)
 
+    def probabilities(self, confidence: float, n: int) -> list[float]:
+        """The same of n tokens that have one confidence."""
+        known = [self.probability(position, confidence) for position in range(min(n, _POSITIONS))]
+        return known + known[-1:] * (n - len(known))
+
     def outlook(self, position: int) -> tuple[list[float], list[float]]:
         """Of a token that is yet to be drafted: the shares of the bins its confidence may fall in, which sum to 1, and
         the probability of each. A position that was seen little is taken to be like the one before it."""

@@ -14,8 +14,8 @@ from draft.calibration import Calibration
 from draft.window import LengthPolicy
 from spec_server.runtime.batch import Ints
 
-_MOST_OPEN = 8  # drafts
-_MOST_TOKENS = 8  # of a draft, behind those that are verified
+_MOST_OPEN = 3  # drafts
+_MOST_TOKENS = 4  # of a draft, behind those that are verified
 
 
 @dataclass(slots=True)
@@ -88,25 +88,25 @@ class DraftLength:
         self._confidences.append(confidence)
         return self._policy.goes_on(self._probabilities, self._calibration, self._drafter)
 
-    def chooses(self, drafter: str, tokens: Sequence[int], confidences: Sequence[float]) -> int:
-        """How many tokens of a draft that is there already, at no cost, are worth verifying."""
+    def chooses(self, drafter: str, tokens: Sequence[int], confidence: float) -> int:
+        """How many tokens of a draft that costs nothing are worth verifying; all have one confidence."""
         calibration = self._calibrations[drafter]
-        n = self._policy.choose(
-            self._seq_id, [calibration.probability(i, c) for i, c in enumerate(confidences)]
-        )
-        self._watch(calibration, tokens, confidences, n)
+        n = self._policy.choose(self._seq_id, calibration.probabilities(confidence, len(tokens)))
+        if n < len(tokens):
+            self._watch(calibration, tokens, [confidence] * (n + _MOST_TOKENS), n)
         return n
 
     def keeps(self, tokens: Sequence[int]) -> int:
         """How many of the drafted tokens are worth verifying."""
         n = self._policy.cut(self._seq_id, self._probabilities, self._drafter)
-        self._watch(self._calibration, tokens, self._confidences, n)
+        if n < len(tokens):
+            self._watch(self._calibration, tokens, self._confidences, n)
         return n
 
     def _watch(
         self, calibration: Calibration, tokens: Sequence[int], confidences: Sequence[float], n_verified: int
     ) -> None:
-        if n_verified < len(tokens) and len(self._unverified) < _MOST_OPEN:
+        if len(self._unverified) < _MOST_OPEN:
             end = n_verified + _MOST_TOKENS
             self._unverified.append(
                 _Unverified(calibration, self._start, tokens[:end], confidences[:end], n_verified)

@@ -115,9 +115,10 @@ class _NgramDrafter:
             if token in self._end:
                 del tokens[i + 1 :]
                 break
-        if request.length is not None:
-            confidence = [n_match / (n_match + 1.0)] * len(tokens)
-            del tokens[request.length.chooses(self.name, tokens, confidence) :]
+        if request.length is not None and tokens:
+            one = n_match / (n_match + 1.0)
+            del tokens[request.length.chooses(self.name, tokens, one) :]
+            confidence = [one] * len(tokens)
         if len(tokens) < max(1, request.n_min):
             return EMPTY_DRAFT
         return Draft(tokens, self.name, confidence[: len(tokens)])

@@ -97,8 +97,8 @@ def _context(setup: DrafterSetup, model: Model, *, mtp: bool) -> LlamaContext:
 
 
 def _warm_up(context: LlamaContext) -> None:
-    """What a backend does once (kernels are loaded, buffers made, graphs captured) is not part of what a draft takes: on
-    one GPU it was 60 ms, where a drafted token takes 0.2."""
+    """What a backend does once is not part of what a draft takes: on one GPU loading kernels, making buffers and
+    capturing graphs took 60 ms, where a drafted token takes 0.2."""
     batch = Batch(max(_WARM_UP), context.n_embd if context.is_mtp else 0)
     for n_tokens in _WARM_UP:
         if n_tokens <= min(context.n_batch, context.n_ctx_seq):

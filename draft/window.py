@@ -14,8 +14,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from draft.calibration import Calibration
 from draft.guard import LONGEST_BLOCK, DraftGuard
 from draft.steady import SteadyLength
@@ -256,31 +254,33 @@ class LengthPolicy:
     def _best_of_steady(self, probabilities: Sequence[float]) -> int:
         """The same where another number of tokens than before makes steps slow, against what the steady length has
         to give."""
-        if not probabilities:
-            return 0
-        n, filled = len(probabilities), self.steady.filled
-        price = self._price(max(n, filled))
-        lengths = np.arange(1, n + 1)
-        usual = self.steady.n
-        brought_to = np.where(lengths <= usual, usual, np.where(lengths <= filled, filled, lengths))
-        changes = (brought_to != usual) & (brought_to != filled)
-        spent = [
-            self._price_of_change(price, k) if change else self.n_slots * (price[k] - price[usual])
-            for k, change in zip(brought_to.tolist(), changes.tolist(), strict=True)
-        ]
-        gains = np.cumsum(np.cumprod(probabilities)) - np.array(spent) - self.steady.gain
-        best = int(gains.argmax())
-        return best + 1 if gains[best] > 0.0 else 0
+        usual, filled = self.steady.n, self.steady.filled
+        price = self._price(max(len(probabilities), filled))
+        p_all, won, best, best_gain = 1.0, 0.0, 0, 0.0
+        for k, p in enumerate(probabilities, 1):
+            p_all *= p
+            won += p_all
+            if k <= usual:
+                spent = 0.0
+            elif k <= filled:
+                spent = self.n_slots * (price[filled] - price[usual])
+            else:
+                spent = self._price_of_change(price, k)
+            gain = won - spent - self.steady.gain
+            if gain > best_gain:
+                best, best_gain = k, gain
+        return best
 
     def _best(self, probabilities: Sequence[float]) -> tuple[int, float]:
         """The number of tokens with the best gain, and that; 0 and 0 where none has one."""
-        if not probabilities:
-            return 0, 0.0
-        n = len(probabilities)
-        gains = np.cumsum(np.cumprod(probabilities)) - self._price(n)[1 : n + 1]
-        best = int(gains.argmax())
-        gain = float(gains[best])
-        return (best + 1, gain) if gain > 0.0 else (0, 0.0)
+        price = self._price(len(probabilities))
+        p_all, won, best, best_gain = 1.0, 0.0, 0, 0.0
+        for k, p in enumerate(probabilities, 1):
+            p_all *= p
+            won += p_all
+            if won - price[k] > best_gain:
+                best, best_gain = k, won - price[k]
+        return best, best_gain
 
     def _price(self, n_draft: int) -> list[float]:
         """[> n_draft] what verifying a draft of 0, 1, ... tokens costs a slot, in tokens: the step takes longer for all

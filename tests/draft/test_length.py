@@ -42,7 +42,7 @@ def test_the_text_tells_how_an_unverified_draft_would_have_done(
 ) -> None:
     length, calibrations = slot()
     length.read(np.array([1, 2, 3], np.int32), 4)
-    assert length.chooses("text", [5, 6, 7], [CONFIDENCE] * 3) == 0
+    assert length.chooses("text", [5, 6, 7], CONFIDENCE) == 0
     text = [1, 2, 3, 4, *said]
     for n in range(5, len(text) + 1):
         length.read(np.array(text[: n - 1], np.int32), text[n - 1])
@@ -54,10 +54,13 @@ def test_of_a_draft_that_was_cut_only_the_end_is_learnt_from_the_text(said: list
     """The verified part is learnt about elsewhere; where it fell, nobody knows about the end."""
     length, calibrations = slot()
     length.read(np.array([1, 2], np.int32), 3)
-    assert length.chooses("text", [5, 6], [0.99, 0.05]) == 1
+    assert length.opens("model")
+    length.goes_on(0.99)
+    length.goes_on(0.05)
+    assert length.keeps([5, 6]) == 1
     length.read(np.array([1, 2, 3, said[0]], np.int32), said[1])
-    assert seen(calibrations["text"], 0) == (0, 0)
-    assert seen(calibrations["text"], 1) == (n_learnt, n_learnt * (said[1] == 6))
+    assert seen(calibrations["model"], 0) == (0, 0)
+    assert seen(calibrations["model"], 1) == (n_learnt, n_learnt * (said[1] == 6))
 
 
 def test_a_draft_made_token_by_token_is_learnt_about_too() -> None:
@@ -73,7 +76,7 @@ def test_a_draft_made_token_by_token_is_learnt_about_too() -> None:
 def test_another_text_says_nothing_of_a_former_draft() -> None:
     length, calibrations = slot()
     length.read(np.array([1, 2], np.int32), 3)
-    length.chooses("text", [5], [CONFIDENCE])
+    length.chooses("text", [5], CONFIDENCE)
     length.begin()
     length.read(np.array([1, 2, 3], np.int32), 5)
     assert seen(calibrations["text"], 0) == (0, 0)
@@ -87,11 +90,11 @@ def test_a_draft_from_text_has_to_bring_more_than_the_model_would(n_sure: int, n
             calibrations["model"].drafted(i, 0.95)
         calibrations["model"].learn([0.95] * 8, 8)
     length.read(np.array([1], np.int32), 2)
-    assert length.chooses("text", [5] * n_sure, [0.99] * n_sure) == n_sure
+    assert length.chooses("text", [5] * n_sure, 0.99) == n_sure
     assert length.opens("model")
-    assert length.chooses("text", [5] * n_sure, [0.99] * n_sure) == n_taken
+    assert length.chooses("text", [5] * n_sure, 0.99) == n_taken
     length.begin()  # the model need not be asked in this request
-    assert length.chooses("text", [5] * n_sure, [0.99] * n_sure) == n_sure
+    assert length.chooses("text", [5] * n_sure, 0.99) == n_sure
 
 
 def test_a_try_pays_for_reading_what_it_lacked() -> None:

@@ -99,14 +99,14 @@ def test_shorter_drafts_are_filled_up() -> None:
 @pytest.mark.parametrize(("confidence", "n"), [(0.99, 40), (0.7, 0)])
 def test_a_draft_from_text_alone_changes_the_length_only_where_that_pays(confidence: float, n: int) -> None:
     policy, length = with_length(0)
-    assert length.chooses("", [1] * 40, [confidence] * 40) == n
+    assert length.chooses("", [1] * 40, confidence) == n
     assert policy.fill(n) == n
 
 
 def test_a_long_draft_is_followed_by_one_of_its_length_at_no_charge() -> None:
     policy, length = with_length(0)
     policy.fill(40)
-    assert length.chooses("", [1] * 12, [0.9] * 12) == 12
+    assert length.chooses("", [1] * 12, 0.9) == 12
     assert policy.fill(12) == 40
     assert policy.fill(0) == 0
 

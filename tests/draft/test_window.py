@@ -56,7 +56,7 @@ def test_of_a_draft_that_costs_nothing_as_much_is_verified_as_pays(machine: str,
     def choose(n_said: int, n_stands: int) -> int:
         policy.begin_step(1)
         length.read(said(n_said), 1)
-        return length.chooses("", drafted(n_stands, 48), confidence)
+        return length.chooses("", drafted(n_stands, 48), 0.9)
 
     def learn(k: int, stood: int, step: float) -> None:
         calibration.learn(confidence[:k], stood)
