@@ -113,15 +113,15 @@ class LengthPolicy:
 
     def _free_may_pay(self) -> bool:
         """Could a draft of text alone pay for the change to its length if all of it stood?"""
-        price = self._price(_LONG_DRAFT)
+        price, changes = self._price(_LONG_DRAFT), self._price_of_changes()
         return any(
-            k > self._price_of_change(price, k) for k in (_LONG_DRAFT // 4, _LONG_DRAFT // 2, _LONG_DRAFT)
+            k > self.n_slots * (price[k] - price[self.steady.n] + changes)
+            for k in (_LONG_DRAFT // 4, _LONG_DRAFT // 2, _LONG_DRAFT)
         )
 
-    def _price_of_change(self, price: Sequence[float], n_draft: int) -> float:
-        """What it costs all slots to draft n_draft tokens for once, where only one has anything to draft."""
-        changes = 2.0 * self.rate * self.costs.change_ms  # there and back again
-        return self.n_slots * (price[n_draft] - price[self.steady.n] + changes)
+    def _price_of_changes(self) -> float:
+        """What it costs a slot to go to another length and back again."""
+        return 2.0 * self.rate * self.costs.change_ms
 
     def _choose_steady(self) -> None:
         names = {name for _, name in self._drafting.values()}
@@ -201,8 +201,9 @@ class LengthPolicy:
         account = self._accounts[seq_id]
         if account.is_try:
             # Who rests reads what was said meanwhile: that is part of what a try costs, and of no later draft.
-            price = self._draft_price(drafter, len(probabilities)) + self.rate * self._lag_ms
-            account.add(gain - self.n_slots * price)
+            price = self.n_slots * (self._draft_price(drafter, len(probabilities)) + self.rate * self._lag_ms)
+            # Where a try is not verified it brings nothing; one that looks good is followed by the next sooner.
+            account.add((min(gain, 0.5 * price) if self._is_steady else gain) - price)
         return 0 if self._is_steady else n
 
     @property
@@ -256,17 +257,13 @@ class LengthPolicy:
         to give."""
         usual, filled = self.steady.n, self.steady.filled
         price = self._price(max(len(probabilities), filled))
+        changes = self._price_of_changes()
         p_all, won, best, best_gain = 1.0, 0.0, 0, 0.0
         for k, p in enumerate(probabilities, 1):
             p_all *= p
             won += p_all
-            if k <= usual:
-                spent = 0.0
-            elif k <= filled:
-                spent = self.n_slots * (price[filled] - price[usual])
-            else:
-                spent = self._price_of_change(price, k)
-            gain = won - spent - self.steady.gain
+            spent = changes + price[k] if k > filled else price[filled] if k > usual else price[usual]
+            gain = won - self.n_slots * (spent - price[usual]) - self.steady.gain
             if gain > best_gain:
                 best, best_gain = k, gain
         return best
