@@ -118,7 +118,7 @@ class Drafter(Protocol):
 
     The order of calls per sequence: begin, then process after each prompt chunk, then rounds of
     propose -> (the target decodes) -> process -> accept. Between steps the drafter stands where the target stands, or
-    behind it where it need not draft at present.
+    behind it by what it reads with its next draft.
     `process` gets every target batch before the next decode, since hidden rows are views; a part whose n_draft is
     not 0 is settled by the `accept` that follows, whoever proposed it.
     """

@@ -1,8 +1,9 @@
 """Drafts with a small model of the same vocabulary in a context of its own; greedy, all slots in one batch.
 
-The draft context holds tokens[base : base + n] of a sequence. It normally stands where the target stands. Where it
-lags (a state that was dropped, a window smaller than the text) `propose` catches up in bounded chunks before it
-drafts, so that a lost draft state costs draft time only.
+The draft context holds tokens[base : base + n] of a sequence. It normally stands where the target stands, or a few
+tokens behind: the first step of a draft reads those too, which saves a step. Where it lags further (a state that was
+dropped, a window smaller than the text) `propose` catches up in bounded chunks before it drafts, so that a lost draft
+state costs draft time only.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from spec_server.runtime.context import Context
 from spec_server.runtime.errors import LlamaError, StateError
 from spec_server.runtime.model import Model
 
+_LATE = 16  # tokens that are read with the first step of a draft; more are read before it
 _SPEC = struct.Struct("<II")  # base: target tokens in front of the draft context's first; tokens it holds
 
 
@@ -70,7 +72,9 @@ class DraftModelDrafter:
         *,
         n_max: int,
         rebuild: bool = True,
+        reads_late: bool = False,
     ) -> None:
+        """`reads_late`: what the drafter lacks of a text is read with the first step of the next draft, not at once."""
         self.n_max = n_max
         self.needs_checkpoints = context.needs_checkpoints
         self.n_ctx_seq = context.n_ctx_seq
@@ -79,6 +83,10 @@ class DraftModelDrafter:
         self._model = model
         self._facts: dict[str, fit_header.Scalar] = asdict(identity)
         self._rebuild = rebuild
+        # What is lost stays lost without rebuild, and a context that needs checkpoints has to stand where they are.
+        self._reads_late = reads_late and rebuild and not context.needs_checkpoints
+        # So that every slot's first step fits into one batch.
+        self._most_late = min(_LATE, context.n_batch // context.n_seq_max - 1) if self._reads_late else 0
         self._batch = Batch(context.n_batch)
         self._seqs = [_Sequence() for _ in range(context.n_seq_max)]
         self._verified: dict[int, tuple[int, list[int]]] = {}  # parts that wait for accept: pos0, tokens
@@ -93,8 +101,13 @@ class DraftModelDrafter:
 
     def begin(self, seq_id: int, tokens: Ints) -> None:
         self.truncate(seq_id, len(tokens))
-        if self.n_tokens(seq_id) < len(tokens) and not self._rebuild:
+        held = self.n_tokens(seq_id)
+        if held < len(tokens) and not self._rebuild:
             self._cold(seq_id, len(tokens))  # it drafts with what comes from here on
+        elif 0 < len(tokens) - held <= _LATE and self._seqs[seq_id].lags_by_choice:
+            self._batch.clear()
+            self._queue(seq_id, tokens[held:])  # so that the prompt behind it is read as it comes
+            self._flush()
         self._seqs[seq_id].prompt_tokens = 0
 
     def process(self, batch: Batch) -> None:
@@ -105,12 +118,12 @@ class DraftModelDrafter:
             if part.n_draft:
                 self._verified[part.seq_id] = (part.pos0, tokens.tolist())
                 continue
-            if part.n_tokens == 1 and part.seq_id in self._resting and self._rebuild:
-                # Nothing is drafted here for now: what is missing is read in one go when a draft is tried again.
-                self._seqs[part.seq_id].lags_by_choice = True
-                continue
             self._drop_trail(part.seq_id, tokens.tolist(), part.pos0)
-            self._read(part.seq_id, tokens, part.pos0)
+            # Where nothing is drafted for now, what is missing is read in one go when a draft is tried again.
+            rests = part.seq_id in self._resting and self._rebuild
+            self._read(
+                part.seq_id, tokens, part.pos0, later=part.n_tokens == 1 and (rests or self._reads_late)
+            )
         self._flush()
 
     def accept(self, accepted: Sequence[Accepted]) -> None:
@@ -122,7 +135,7 @@ class DraftModelDrafter:
                 continue
             kept = tokens[: item.n_accepted + 1]
             self._drop_trail(item.seq_id, kept, pos0)
-            self._read(item.seq_id, kept, pos0)
+            self._read(item.seq_id, kept, pos0, later=self._reads_late)
         self._flush()
 
     def truncate(self, seq_id: int, n_tokens: int) -> None:
@@ -155,13 +168,14 @@ class DraftModelDrafter:
         clock = DraftClock()
         self._catch_up([d.request for d in wanted])
         clock.read()
-        active = [d for d in wanted if self.n_tokens(d.request.seq_id) == len(d.request.tokens)]
+        active = [d for d in wanted if self._lag(d.request) <= self._most_late]
         self._before_drafts(active)
         while active:
             self._batch.clear()
             for d in active:
                 seq_id = d.request.seq_id
-                self._batch.add(seq_id, (d.last,), self._ctx.n_tokens(seq_id), output="last")
+                late = d.request.tokens[self.n_tokens(seq_id) :].tolist()
+                self._batch.add(seq_id, (*late, d.last), self._ctx.n_tokens(seq_id), output="last")
                 self._seqs[seq_id].trail.append(d.last)
             try:
                 self._ctx.decode(self._batch)
@@ -204,13 +218,15 @@ class DraftModelDrafter:
                 self._cold(r.seq_id, max(0, n - self._window // 2))
                 seq.lags_by_choice = held == n
                 held = seq.base
+            if n - held <= self._most_late:
+                seq.prompt_tokens += 0 if seq.lags_by_choice else n - held
+                seq.lags_by_choice = False
+                continue
             chunk = r.tokens[held : held + room]
             if len(chunk):
                 self._queue(r.seq_id, chunk)
                 room -= len(chunk)
                 seq.prompt_tokens += 0 if seq.lags_by_choice else len(chunk)
-            elif held == n:
-                seq.lags_by_choice = False
         self._flush()
 
     # -- state
@@ -280,11 +296,19 @@ class DraftModelDrafter:
         """The position behind what the context holds, a trail included."""
         return self._seqs[seq_id].base + self._ctx.n_tokens(seq_id)
 
-    def _read(self, seq_id: int, tokens: Sequence[int] | Ints, pos0: int) -> None:
-        """Queue what the context lacks of tokens [n], which stand at pos0. One that lags further is left to propose."""
+    def _lag(self, request: DraftRequest) -> int:
+        """How many tokens of the text the context lacks."""
+        return len(request.tokens) - self.n_tokens(request.seq_id)
+
+    def _read(self, seq_id: int, tokens: Sequence[int] | Ints, pos0: int, *, later: bool) -> None:
+        """Queue what the context lacks of tokens [n], which stand at pos0, or leave it to propose, as always where more
+        than they is lacking."""
         have = self._end(seq_id) - pos0
         if 0 <= have < len(tokens):
-            self._queue(seq_id, tokens[have:])
+            if later:
+                self._seqs[seq_id].lags_by_choice = True
+            else:
+                self._queue(seq_id, tokens[have:])
 
     def _queue(self, seq_id: int, tokens: Sequence[int] | Ints) -> None:
         """Add tokens behind what the context holds; a window that is full lags instead."""
@@ -336,6 +360,7 @@ class DraftModelDrafter:
         self._forget_trail(seq_id)
         self._ctx.truncate(seq_id, 0)
         self._seqs[seq_id].base = base
+        self._seqs[seq_id].lags_by_choice = False
 
 
 def check_vocabulary(target: Model, draft: Model) -> None:

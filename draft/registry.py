@@ -118,7 +118,15 @@ def _draft_simple(setup: DrafterSetup) -> Drafter:
     context = _context(setup, model, mtp=False)
     _, digest = model.identity()
     identity = DraftModelIdentity(digest, setup.type_k, setup.type_v, context.v_transposed, "model")
-    return DraftModelDrafter(context, model, identity, n_max=setup.n_max, rebuild=setup.rebuild)
+    return DraftModelDrafter(
+        context,
+        model,
+        identity,
+        n_max=setup.n_max,
+        rebuild=setup.rebuild,
+        # Where steps are captured and replayed, one over two tokens is slower than two over one.
+        reads_late=not model.is_offloaded,
+    )
 
 
 def _draft_mtp(setup: DrafterSetup) -> Drafter:

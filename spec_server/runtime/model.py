@@ -46,6 +46,7 @@ class Model:
         gguf.check_readable(self.path)
         params = lib.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
+        self.is_offloaded = n_gpu_layers != 0 and bool(lib.llama_supports_gpu_offload())
         params.load_mtp = load_mtp
         params.vocab_only = vocab_only
         if use_mlock:

@@ -18,7 +18,19 @@ from draft.registry import DrafterSetup, NgramOptions, longest_draft, make_draft
 from spec_server.engine.core import EngineCore
 from spec_server.runtime.llama_context import LlamaContext
 from spec_server.runtime.model import Model
-from tests.engine.harness import HYBRID, WINDOW, Prompt, Setup, chat, chat_prompts, core_of, model_of, plain
+from tests.engine.harness import (
+    DRAFT,
+    HYBRID,
+    WINDOW,
+    Prompt,
+    Setup,
+    chat,
+    chat_prompts,
+    core_of,
+    model_of,
+    plain,
+    smollm2,
+)
 
 N_MAX = 3
 # Short matches, since the tests' texts are short.
@@ -37,7 +49,7 @@ class Kind:
 
     @property
     def id(self) -> str:
-        draft = {None: "", HYBRID: "-recurrent", WINDOW: "-window"}[self.draft]
+        draft = {None: "", HYBRID: "-recurrent", WINDOW: "-window", DRAFT: "-full"}[self.draft]
         return "+".join(self.types) + draft + ("-snapshots" if self.n_rs_seq else "")
 
 
@@ -46,6 +58,9 @@ SIMPLE = Kind(("ngram-simple",))
 MOD = Kind(("ngram-mod",))
 RECURRENT = Kind(("draft-simple",), WINDOW, HYBRID)
 CHAIN = Kind(("ngram-mod", "draft-mtp"))
+# Full attention, whose drafter reads late; larger models, so not in ALL.
+FULL = Kind(("draft-simple",), smollm2(), DRAFT)
+FULL_CHAIN = Kind(("ngram-simple", "draft-simple"), smollm2(), DRAFT)
 ALL = (
     MTP,
     Kind(("draft-mtp",), n_rs_seq=N_MAX + 1),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spec_server.engine.base import RestoreResult
-from tests.draft.setups import ALL, CHAIN, MOD, MTP, RECURRENT, Kind, repeating, setup
+from tests.draft.setups import ALL, CHAIN, FULL, FULL_CHAIN, MOD, MTP, RECURRENT, Kind, repeating, setup
 from tests.engine.harness import (
     HYBRID,
     WINDOW,
@@ -24,7 +24,7 @@ from tests.engine.harness import (
     serve,
 )
 
-KINDS = pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.id)
+KINDS = pytest.mark.parametrize("kind", [*ALL, FULL, FULL_CHAIN], ids=lambda kind: kind.id)
 N = 32  # tokens of each answer
 
 

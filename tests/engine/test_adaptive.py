@@ -61,7 +61,7 @@ class FakeMachine(LengthPolicy):
     def end_step(self, n_tokens: int, target_ms: float, wall_ms: float, n_gained: int) -> None:
         pass
 
-    def drafted(self, drafter: str, n_steps: int, ms: float, last_ms: float) -> None:
+    def drafted(self, drafter: str, n_steps: int, ms: float, last_ms: float, lag_ms: float = 0.0) -> None:
         pass
 
 
