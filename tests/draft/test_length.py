@@ -115,7 +115,8 @@ def test_a_try_pays_for_reading_what_it_lacked() -> None:
                 length.keeps([0])
         return n
 
-    at_once, behind = n_tries(0.0), n_tries(2.0)
+    at_once, behind, far_behind = n_tries(0.0), n_tries(2.0), n_tries(200.0)
     # 0.003 tokens a round are there for tries; one costs 0.025 tokens, or 0.275.
     assert behind == pytest.approx(0.003 * 3000 / 0.275, rel=0.25)
     assert at_once > 5 * behind
+    assert far_behind >= 6  # it owes 1.2 tokens at most
