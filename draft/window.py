@@ -22,7 +22,7 @@ from draft.step_costs import StepCosts
 _LOOK_AHEAD = 4  # tokens behind the next one
 _TRY_SHARE = 0.003  # of the rate, that a slot may lose to drafts that do not pay
 _MOST_SAVED = 0.2  # tokens, for such drafts
-_MOST_OWED = 1.0  # tokens; a single dear try must not be the last for thousands of rounds
+_MOST_FOR_LAG = 1.0  # tokens; a long lag must not make a try the last for thousands of rounds
 _REST, _LONG_REST = 7, 31  # rounds; nothing that the answer depends on moves far in them
 _QUIET_STEPS = 8
 _OWN_MS = 0.3  # of a step with drafts, until it is known
@@ -44,7 +44,7 @@ class _Account:
     value: float = 0.0  # tokens a round that its drafts made token by token were last expected to bring
 
     def add(self, tokens: float) -> None:
-        self.saved = max(-_MOST_OWED, min(_MOST_SAVED, self.saved + tokens))
+        self.saved = min(_MOST_SAVED, self.saved + tokens)
 
 
 @dataclass(slots=True)
@@ -202,7 +202,8 @@ class LengthPolicy:
         account = self._accounts[seq_id]
         if account.is_try:
             # Who rests reads what was said meanwhile: that is part of what a try costs, and of no later draft.
-            price = self.n_slots * (self._draft_price(drafter, len(probabilities)) + self.rate * self._lag_ms)
+            price = self.n_slots * self._draft_price(drafter, len(probabilities))
+            price += min(_MOST_FOR_LAG, self.n_slots * self.rate * self._lag_ms)
             # Where a try is not verified it brings nothing; one that looks good is followed by the next sooner.
             account.add((min(gain, 0.5 * price) if self._is_steady else gain) - price)
         return 0 if self._is_steady else n
