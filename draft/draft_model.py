@@ -215,8 +215,9 @@ class DraftModelDrafter:
             self._drop_trail(r.seq_id, [], n)
             held = self.n_tokens(r.seq_id)
             if n - seq.base > self._window or held > n:
+                by_choice = held == n or seq.lags_by_choice
                 self._cold(r.seq_id, max(0, n - self._window // 2))
-                seq.lags_by_choice = held == n
+                seq.lags_by_choice = by_choice
                 held = seq.base
             if n - held <= self._most_late:
                 seq.prompt_tokens += 0 if seq.lags_by_choice else n - held

@@ -159,6 +159,10 @@ def build(settings: Settings) -> Parts:
     model = Model(
         settings.model, n_gpu_layers=settings.gpu_layers, load_mtp=reads_hidden_rows(settings.drafters)
     )
+    if settings.gpu_layers > 0 and not model.is_offloaded:
+        log.warning(
+            "-ngl %d: this build of llama.cpp has no accelerator, all layers stay here", settings.gpu_layers
+        )
     target = _target(settings, model)
     warm_up(target, model)
     policy = _length_policy(settings, target)

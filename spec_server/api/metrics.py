@@ -39,6 +39,35 @@ HELP: Mapping[str, str] = {
     "slot_restore_bytes_total": "Bytes of slot files read",
     "slot_restore_seconds_total": "Time spent restoring slots",
 }
+# There where what they count is there.
+MORE_HELP: Mapping[str, str] = {
+    "requests_total": "Requests that came to their end",
+    "n_steps_total": "Steps of the engine",
+    "requests_postponed_for_room_total": "Prompts sent back to the queue, the shared KV buffer being full",
+    "slots_emptied_for_room_total": "Idle slots emptied, the shared KV buffer being full",
+    "step_overhead_us_per_slot": "Microseconds of a step outside llama, per slot: the median of the last 512",
+    "step_overhead_us_per_slot_less_drafting": "The same, less 60 for each drafted token",
+    "draft_prompt_tokens_total": "Prompt tokens that a drafter read by itself, because its state was lost",
+    "spec_drafter_drafts_total": "Rounds with a draft, by drafter",
+    "spec_drafter_drafted_total": "Tokens drafted, by drafter",
+    "spec_drafter_accepted_total": "Drafted tokens accepted, by drafter",
+    "spec_step_cost_ms": "Expected milliseconds of a step over so many tokens",
+    "spec_draft_token_ms": "Milliseconds of a drafted token, all slots together",
+    "spec_rate_tokens_per_ms": "Tokens per millisecond and slot, of the last rounds",
+    "spec_step_change_ms": "Milliseconds that another number of tokens than the step before costs more",
+    "spec_steady_draft_length": "Draft length kept at present, where such changes are dear",
+    "checkpoints": "Context checkpoints held",
+    "checkpoint_bytes_memory": "Their bytes in memory",
+    "checkpoint_bytes_files": "Their bytes in files",
+    "checkpoints_taken_total": "Checkpoints taken",
+    "checkpoints_applied_total": "Checkpoints gone back to",
+    "checkpoints_evicted_total": "Checkpoints thinned out by the limits",
+    "checkpoints_refused_total": "Checkpoints that did not load",
+    "checkpoint_drafts_refused_total": "Checkpoints whose draft part did not load",
+    "slot_saves_total": "Saves of a slot, by outcome",
+    "slot_restores_total": "Restores of a slot, by outcome",
+    "slot_restore_dropped_total": "Drafts and checkpoints of a file that the slot did not get",
+}
 PER_POSITION_HELP = "Drafted tokens accepted, by position in the draft"
 _KEY = re.compile(r"^(?P<name>[a-zA-Z_][a-zA-Z0-9_]*)(?:\{(?P<labels>.*)\})?$")
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="([^"]*)"')
@@ -70,7 +99,9 @@ class _Counters(Collector):
 
 
 def _family(name: str, labels: list[str]) -> CounterMetricFamily | GaugeMetricFamily:
-    text = PER_POSITION_HELP if name == PER_POSITION else HELP.get(name, name.replace("_", " "))
+    text = (
+        PER_POSITION_HELP if name == PER_POSITION else {**HELP, **MORE_HELP}.get(name, name.replace("_", " "))
+    )
     if name.endswith("_total"):
         return CounterMetricFamily(PREFIX + name, text, labels=labels)
     return GaugeMetricFamily(PREFIX + name, text, labels=labels)

@@ -71,6 +71,17 @@ def test_a_lag_is_no_lost_state_and_a_lost_state_is_no_lag() -> None:
     assert turn.timings.draft_prompt_n >= len(text)
 
 
+def test_a_window_that_moves_is_no_lost_state() -> None:
+    with drafting(FULL, n_max=4, n_ctx_draft=256) as core:
+        text = list(prompts(FULL, 1)[0].tokens)
+        for _ in range(4):
+            (turn,) = run(core, request(text, 120))
+            assert turn.timings.draft_n > 0
+            assert turn.timings.draft_prompt_n == 0
+            text += turn.tokens
+        assert len(text) > 2 * 256
+
+
 def test_beside_drafts_from_text_the_model_reads_nothing() -> None:
     """Until it has to draft itself."""
     with drafting(FULL_CHAIN) as core:

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from eval.models import DRAFTER, target
-from eval.server import free_port
+from eval.server import ServerProcess, free_port
 from tests.e2e.conftest import Start
 from tests.e2e.served import HYBRID, PAIRS, WINDOW, Served, flags
 
@@ -142,6 +142,15 @@ def test_a_draft_context_of_its_own_size_is_told_and_still_drafts_beyond_it(star
     assert len(answer.prompt) > 300
     assert answer.timings["draft_n"] > 0
     server.stop()
+
+
+def test_layers_for_an_accelerator_that_is_not_there_are_told(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "spec_server", *flags("self"), "-ngl", "99"]
+    with ServerProcess(argv, log_path=tmp_path / "log"):
+        pass
+    told = [line for line in (tmp_path / "log").read_text().splitlines() if "-ngl 99" in line]
+    assert len(told) == 1
+    assert "no accelerator" in told[0]
 
 
 # -- drafters that do not fit

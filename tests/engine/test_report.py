@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from draft.window import LengthPolicy
-from spec_server.api.metrics import exposition
+from spec_server.api.metrics import HELP, MORE_HELP, PER_POSITION, exposition
 from spec_server.engine.base import Timings
 from spec_server.engine.report import counters
 from spec_server.engine.tally import Tally
@@ -52,3 +52,8 @@ def test_every_metric_is_documented() -> None:
     assert {*names, *counted_seldom()} - documented.keys() == set()
     for name, labels in names.items():
         assert documented[name] == ("{" + ",".join(labels) + "}" if labels else ""), name
+
+
+def test_every_metric_says_what_it_is() -> None:
+    names = {name for name, _ in shown()} | counted_seldom()
+    assert names - {*HELP, *MORE_HELP, PER_POSITION} == set()
