@@ -93,7 +93,7 @@ class DraftLength:
         calibration = self._calibrations[drafter]
         n = self._policy.choose(self._seq_id, calibration.probabilities(confidence, len(tokens)))
         if n < len(tokens):
-            self._watch(calibration, tokens, [confidence] * (n + _MOST_TOKENS), n)
+            self._watch(calibration, tokens, [confidence] * len(tokens), n)
         return n
 
     def keeps(self, tokens: Sequence[int]) -> int:

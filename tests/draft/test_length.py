@@ -47,6 +47,7 @@ def test_the_text_tells_how_an_unverified_draft_would_have_done(
     for n in range(5, len(text) + 1):
         length.read(np.array(text[: n - 1], np.int32), text[n - 1])
     assert [seen(calibrations["text"], i) for i in range(3)] == expected
+    assert seen(calibrations["text"], 3) == (0, 0)  # a draft that ends is no rejection
 
 
 @pytest.mark.parametrize(("said", "n_learnt"), [([5, 6], 1), ([5, 9], 1), ([9, 9], 0)])
