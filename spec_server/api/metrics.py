@@ -68,7 +68,7 @@ MORE_HELP: Mapping[str, str] = {
     "slot_restores_total": "Restores of a slot, by outcome",
     "slot_restore_dropped_total": "Drafts and checkpoints of a file that the slot did not get",
 }
-PER_POSITION_HELP = "Drafted tokens accepted, by position in the draft"
+_TEXTS = {**HELP, **MORE_HELP, PER_POSITION: "Drafted tokens accepted, by position in the draft"}
 _KEY = re.compile(r"^(?P<name>[a-zA-Z_][a-zA-Z0-9_]*)(?:\{(?P<labels>.*)\})?$")
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="([^"]*)"')
 
@@ -99,9 +99,7 @@ class _Counters(Collector):
 
 
 def _family(name: str, labels: list[str]) -> CounterMetricFamily | GaugeMetricFamily:
-    text = (
-        PER_POSITION_HELP if name == PER_POSITION else {**HELP, **MORE_HELP}.get(name, name.replace("_", " "))
-    )
+    text = _TEXTS.get(name, name.replace("_", " "))
     if name.endswith("_total"):
         return CounterMetricFamily(PREFIX + name, text, labels=labels)
     return GaugeMetricFamily(PREFIX + name, text, labels=labels)
