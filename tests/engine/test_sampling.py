@@ -282,22 +282,36 @@ def test_a_draft_models_vocabulary_may_be_a_little_larger_or_smaller(
 def text_probabilities(
     core: EngineCore, prompt: Prompt, sampling: SamplingParams, n: int
 ) -> dict[toy.Text, float]:
-    """Of every text of n tokens without an end token, by decoding each of them without a drafter."""
+    """Of every text of n tokens without an end token, by decoding each of them without a drafter.
+
+    The engine reads the prompt: other batches round differently, and at the edge of min_p that makes other texts
+    possible.
+    """
     no_end = [(token, -math.inf) for token in core.model.eog]
     chain = SamplerChain(core.model.n_vocab, logit_bias=no_end, **_chain_settings(sampling))
+    say(core, prompt, sampling, 1)
+    n_past = core.target.n_tokens(0)
+    assert n_past == len(prompt.tokens)
+    state = core.target.read_state(
+        0, memoryview(bytearray(core.target.state_size(0, partial=False))), partial=False
+    )
     batch = Batch(core.target.n_batch)
-    known: dict[toy.Text, float] = {(): 1.0}
-    for _ in range(n):
+
+    def grow(text: toy.Text, weight: float) -> dict[toy.Text, float]:
+        row = core.target.logits(0, 1)[0]
+        ids, probs = chain.apply(row, np.asarray([*prompt.tokens, *text], np.int32))
+        return {(*text, int(i)): weight * float(p) for i, p in zip(ids, probs, strict=True)}
+
+    known = grow((), 1.0)
+    for _ in range(n - 1):
         grown: dict[toy.Text, float] = {}
         for text, weight in known.items():
-            tokens = [*prompt.tokens, *text]
-            core.target.truncate(0, 0)
-            batch.clear()
-            batch.add(0, tokens, 0, output="last")
-            core.target.decode(batch)
-            history = np.asarray(tokens, np.int32)
-            ids, probs = chain.apply(core.target.logits(0, 1)[0], history)
-            grown |= {(*text, int(i)): weight * float(p) for i, p in zip(ids, probs, strict=True)}
+            core.target.write_state(0, state, n_past, partial=False)
+            for i, token in enumerate(text):
+                batch.clear()
+                batch.add(0, [token], n_past + i, output="last")
+                core.target.decode(batch)
+            grown |= grow(text, weight)
         known = grown
     batch.close()
     return known

@@ -281,34 +281,37 @@ def simulate(
 
 @dataclass(frozen=True)
 class Fit:
-    """How far counts lie from probabilities."""
+    """How far counts lie from probabilities, in standard deviations above what chance makes of them."""
 
-    chi_squared: float  # in standard deviations above its mean
+    chi_squared: float
     total_variation: float
-    expected_total_variation: float  # of counts that are drawn from the probabilities
 
     @property
     def is_good(self) -> bool:
-        return self.chi_squared < 4.5 and self.total_variation < 1.4 * self.expected_total_variation
+        return self.chi_squared < 4.5 and self.total_variation < 4.5
 
 
 def fit(counts: Counter[Text], probabilities: dict[Text, float]) -> Fit:
-    n = counts.total()
     if any(text not in probabilities for text in counts):
-        return Fit(math.inf, math.inf, 0.0)  # what cannot come out came out
-    texts = list(probabilities)
-    p = np.array([probabilities[t] for t in texts])
-    seen = np.array([counts[t] for t in texts], dtype=float)
-    variation = 0.5 * float(np.abs(seen / n - p).sum())
-    expected = float(0.5 * np.sqrt(2.0 * p * (1.0 - p) / (np.pi * n)).sum())
-    # Cells that expect less than five are one cell, as the test's approximation wants it.
-    few = n * p < 5.0
-    cells = np.append(seen[~few], seen[few].sum()), np.append(n * p[~few], n * p[few].sum())
+        return Fit(math.inf, math.inf)  # what cannot come out came out
+    n = counts.total()
+    p = np.array(list(probabilities.values()))
+    p /= p.sum()
+    seen = np.array([counts[text] for text in probabilities], dtype=float)
+    drawn = np.random.default_rng(0).multinomial(n, p, size=400)  # what chance makes of few texts is wide
+    judged = [[judge(row, n * p) for row in (seen, *drawn)] for judge in (_chi_squared, _total_variation)]
+    return Fit(*((values[0] - np.mean(values[1:])) / (np.std(values[1:]) or 1.0) for values in judged))
+
+
+def _chi_squared(seen: np.ndarray, mean: np.ndarray) -> float:
+    few = mean < 5.0  # one cell together, as the statistic wants it
+    cells = np.append(seen[~few], seen[few].sum()), np.append(mean[~few], mean[few].sum())
     filled = cells[1] > 0.0
-    observed, mean = cells[0][filled], cells[1][filled]
-    freedom = max(1, len(mean) - 1)
-    chi = float(((observed - mean) ** 2 / mean).sum())
-    return Fit((chi - freedom) / math.sqrt(2.0 * freedom), variation, expected)
+    return float(((cells[0] - cells[1])[filled] ** 2 / cells[1][filled]).sum())
+
+
+def _total_variation(seen: np.ndarray, mean: np.ndarray) -> float:
+    return 0.5 * float(np.abs(seen - mean).sum() / mean.sum())
 
 
 def distance(a: dict[Text, float], b: dict[Text, float]) -> float:
