@@ -137,6 +137,9 @@ class Drafter(Protocol):
     def begin(self, seq_id: int, tokens: Ints) -> None:
         """A request starts; `tokens` [n] is what the target keeps of the sequence before prefill."""
 
+    def settle(self, seq_id: int, tokens: Ints) -> None:
+        """Read now what the next draft would read of `tokens` [n], the target's; before a capture."""
+
     def process(self, batch: Batch) -> None: ...
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:

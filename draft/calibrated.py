@@ -153,6 +153,9 @@ class CalibratedDrafter:
             length.begin()
         self.inner.begin(seq_id, tokens)
 
+    def settle(self, seq_id: int, tokens: Ints) -> None:
+        self.inner.settle(seq_id, tokens)
+
     def process(self, batch: Batch) -> None:
         self.inner.process(batch)
 

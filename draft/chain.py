@@ -63,6 +63,10 @@ class ChainDrafter:
         for m in self.members:
             m.begin(seq_id, tokens)
 
+    def settle(self, seq_id: int, tokens: Ints) -> None:
+        for m in self.members:
+            m.settle(seq_id, tokens)
+
     def process(self, batch: Batch) -> None:
         for m in self.members:
             m.process(batch)

@@ -101,14 +101,18 @@ class DraftModelDrafter:
 
     def begin(self, seq_id: int, tokens: Ints) -> None:
         self.truncate(seq_id, len(tokens))
-        held = self.n_tokens(seq_id)
-        if held < len(tokens) and not self._rebuild:
+        if self.n_tokens(seq_id) < len(tokens) and not self._rebuild:
             self._cold(seq_id, len(tokens))  # it drafts with what comes from here on
-        elif 0 < len(tokens) - held <= _LATE and self._seqs[seq_id].lags_by_choice:
-            self._batch.clear()
-            self._queue(seq_id, tokens[held:])  # so that the prompt behind it is read as it comes
-            self._flush()
+        self.settle(seq_id, tokens)  # so that the prompt behind it is read as it comes
         self._seqs[seq_id].prompt_tokens = 0
+
+    def settle(self, seq_id: int, tokens: Ints) -> None:
+        held = self.n_tokens(seq_id)
+        self._drop_trail(seq_id, [], held)
+        if 0 < len(tokens) - held <= _LATE and self._seqs[seq_id].lags_by_choice:
+            self._batch.clear()
+            self._queue(seq_id, tokens[held:])
+            self._flush()
 
     def process(self, batch: Batch) -> None:
         """Decode what is certain in `batch`; parts with drafted tokens wait for accept."""
@@ -170,12 +174,15 @@ class DraftModelDrafter:
         clock.read()
         active = [d for d in wanted if self._lag(d.request) <= self._most_late]
         self._before_drafts(active)
+        late = {
+            d.request.seq_id: d.request.tokens[-n:].tolist() for d in active if (n := self._lag(d.request))
+        }
         while active:
             self._batch.clear()
             for d in active:
                 seq_id = d.request.seq_id
-                late = d.request.tokens[self.n_tokens(seq_id) :].tolist()
-                self._batch.add(seq_id, (*late, d.last), self._ctx.n_tokens(seq_id), output="last")
+                tokens = (*late.pop(seq_id, ()), d.last)
+                self._batch.add(seq_id, tokens, self._ctx.n_tokens(seq_id), output="last")
                 self._seqs[seq_id].trail.append(d.last)
             try:
                 self._ctx.decode(self._batch)

@@ -120,4 +120,4 @@ class DraftLength:
     def spent(self, n_steps: int, ms: float, last_ms: float, lag_ms: float = 0.0) -> None:
         """What drafting took, and the last of its steps, for all slots of the step together; lag_ms: what reading the
         text took that the drafter lacked."""
-        self._policy.drafted(self._drafter, n_steps, ms, last_ms, lag_ms)
+        self._policy.pace.drafted(self._drafter, n_steps, ms, last_ms, lag_ms)

@@ -92,6 +92,9 @@ class MtpHeadDrafter:
         if self.n_tokens(seq_id) != len(tokens):
             self._restart(seq_id, len(tokens))
 
+    def settle(self, seq_id: int, tokens: Ints) -> None:
+        pass
+
     def process(self, batch: Batch) -> None:
         """Read what is certain in `batch`, all slots in one decode; parts with drafted tokens wait for accept."""
         self._batch.clear()

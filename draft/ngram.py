@@ -52,6 +52,9 @@ class _NgramDrafter:
         self._texts[seq_id].cut(len(tokens))
         self._catch_up(seq_id, tokens)
 
+    def settle(self, seq_id: int, tokens: Ints) -> None:
+        pass
+
     def process(self, batch: Batch) -> None:
         for part in batch.parts:
             tokens = batch.tokens[part.start : part.start + part.n_tokens].tolist()

@@ -22,6 +22,9 @@ class NoDrafter:
     def begin(self, seq_id: int, tokens: Ints) -> None:
         pass
 
+    def settle(self, seq_id: int, tokens: Ints) -> None:
+        pass
+
     def process(self, batch: Batch) -> None:
         pass
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from draft.base import Drafter, DraftSetupError
 from draft.calibrated import CalibratedDrafter
 from draft.chain import ChainDrafter
@@ -22,18 +20,12 @@ from spec_server.runtime.batch import Batch
 from spec_server.runtime.context import Context
 from spec_server.runtime.llama_context import LlamaContext
 from spec_server.runtime.model import Model
+from spec_server.runtime.trial import trial_decode
 
 log = logging.getLogger(__name__)
 
-_WARM_UP = (
-    16,
-    4,
-    2,
-    1,
-    1,
-    1,
-    1,
-)  # tokens; the steps that drafting is made of, the usual one until it is captured
+# Tokens; the steps that drafting is made of, the usual one until it is captured.
+_WARM_UP = (16, 4, 2, 1, 1, 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +94,7 @@ def _warm_up(context: LlamaContext) -> None:
     batch = Batch(max(_WARM_UP), context.n_embd if context.is_mtp else 0)
     for n_tokens in _WARM_UP:
         if n_tokens <= min(context.n_batch, context.n_ctx_seq):
-            batch.clear()
-            batch.add(0, np.zeros(n_tokens, np.int32), 0, output="last")
-            context.decode(batch)
-            context.truncate(0, 0)
+            trial_decode(context, batch, n_tokens, "last")
     batch.close()
     context.decode_ns = 0
 

@@ -275,7 +275,7 @@ def _length_policy(settings: Settings, target: LlamaContext) -> LengthPolicy | N
     if not settings.drafters or not settings.spec_adaptive:
         return None
     policy = LengthPolicy()
-    measure_step_costs(target, policy.costs)
+    measure_step_costs(target, policy.pace.costs)
     return policy
 
 

@@ -44,6 +44,9 @@ class ScriptedDrafter:
     def begin(self, seq_id: int, tokens: Ints) -> None:
         self.truncate(seq_id, len(tokens))
 
+    def settle(self, seq_id: int, tokens: Ints) -> None:
+        pass
+
     def process(self, batch: Batch) -> None:
         for part in batch.parts:
             tokens = batch.tokens[part.start : part.start + part.n_tokens].tolist()

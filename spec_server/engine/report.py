@@ -106,12 +106,14 @@ def draft_length_gauges(core: EngineCore) -> Mapping[str, float]:
     policy = core.speculation.policy
     if policy is None:
         return {}
-    costs = {f'spec_step_cost_ms{{tokens="{n}"}}': policy.costs.ms(n) for n in range(1, 18)}
-    drafting = {f'spec_draft_token_ms{{drafter="{name}"}}': ms for name, ms in dict(policy.draft_ms).items()}
+    costs = {f'spec_step_cost_ms{{tokens="{n}"}}': policy.pace.costs.ms(n) for n in range(1, 18)}
+    drafting = {
+        f'spec_draft_token_ms{{drafter="{name}"}}': ms for name, ms in dict(policy.pace.draft_ms).items()
+    }
     return {
         **costs,
         **drafting,
-        "spec_rate_tokens_per_ms": policy.rate,
-        "spec_step_change_ms": policy.costs.change_ms,
+        "spec_rate_tokens_per_ms": policy.pace.rate,
+        "spec_step_change_ms": policy.pace.costs.change_ms,
         "spec_steady_draft_length": policy.steady.n,
     }

@@ -143,7 +143,7 @@ class Speculation:
     def interrupted(self) -> None:
         """A step with prompt chunks is over."""
         if self.policy is not None:
-            self.policy.costs.interrupted()
+            self.policy.pace.costs.interrupted()
 
     def _room(self, slot: Slot) -> int:
         """The longest draft that fits."""

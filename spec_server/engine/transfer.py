@@ -111,9 +111,7 @@ class Transfer:
 
     def _plan(self, slot: Slot) -> SavePlan:
         core = self._core
-        if core.drafter.n_tokens(slot.id) < len(slot.tokens):
-            # As the next request would: it reads the last few tokens, which it had left for its next draft.
-            core.drafter.begin(slot.id, slot.tokens.view())
+        core.drafter.settle(slot.id, slot.tokens.view())
         n_draft = core.drafter.n_tokens(slot.id)
         fit = core.drafter.fit(slot.id) if n_draft else b""
         return SavePlan(

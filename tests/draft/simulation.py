@@ -87,8 +87,8 @@ class Simulation:
         length = DraftLength(policy, {"": calibration}, 0)
         for _ in range(3):
             for n in WARM_UP:
-                policy.costs.observe(n, self.noisy(self.cost(n)))
-        policy.costs.change_takes(self.change_ms)
+                policy.pace.costs.observe(n, self.noisy(self.cost(n)))
+        policy.pace.costs.change_takes(self.change_ms)
         tokens, ms = 0, 0.0
         for i in range(self.n_rounds):
             policy.begin_step(1)

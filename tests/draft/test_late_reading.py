@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from draft.base import DraftRequest
 from draft.draft_model import DraftModelDrafter
 from spec_server.engine.core import EngineCore
 from tests.draft.setups import FULL, FULL_CHAIN, RECURRENT, Kind, drafting, prompts, repeating
@@ -60,6 +61,23 @@ def test_between_requests_it_lags_by_little_and_reads_the_next_prompt_as_it_come
             assert 0 <= len(core.slots[0].tokens) - drafter.n_tokens(0) <= LATE
             assert turn.timings.draft_prompt_n == 0
             assert turn.finished.trace[0]["draft"]
+
+
+def test_settled_it_holds_the_whole_text_and_the_next_draft_is_the_same() -> None:
+    drafts = []
+    for settles in (False, True):
+        with drafting(FULL, n_max=4) as core:
+            (turn,) = run(core, request(prompts(FULL, 1)[0], 24))
+            tokens, drafter = core.slots[0].tokens.view().copy(), model_drafter(core)
+            if settles:
+                assert drafter.n_tokens(0) < len(tokens)
+                core.drafter.settle(0, tokens)
+                assert drafter.n_tokens(0) == len(tokens)
+                core.drafter.settle(0, tokens)
+                assert drafter.n_tokens(0) == len(tokens)
+            [draft] = drafter.propose([DraftRequest(0, tokens, turn.tokens[-1], 4)])
+            drafts.append(draft.tokens)
+    assert drafts[0] == drafts[1] != []
 
 
 def test_a_lag_is_no_lost_state_and_a_lost_state_is_no_lag() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from draft.calibration import Calibration
 from draft.length import DraftLength
+from draft.pace import Pace
 from draft.window import LengthPolicy
 from tests.draft.simulation import FakeGuard
 
@@ -14,9 +15,9 @@ CONFIDENCE = 0.55  # below what a token costs to verify in `slot`
 
 
 def slot(ms_per_token: float = 7.0) -> tuple[DraftLength, dict[str, Calibration]]:
-    policy = LengthPolicy(rate=1 / 8, draft_ms={"model": 0.1}, guard=FakeGuard())
+    policy = LengthPolicy(Pace(rate=1 / 8, draft_ms={"model": 0.1}), FakeGuard())
     for n in (1, 2, 3, 4, 6, 8, 12, 16) * 3:
-        policy.costs.observe(n, 8.0 + ms_per_token * (n - 1))
+        policy.pace.costs.observe(n, 8.0 + ms_per_token * (n - 1))
     policy.begin_step(1)
     calibrations = {"text": Calibration(), "model": Calibration()}
     return DraftLength(policy, calibrations, 0), calibrations
@@ -102,9 +103,9 @@ def test_a_try_pays_for_reading_what_it_lacked() -> None:
     """Nothing is ever accepted; reading takes as long as ten tokens of drafting."""
 
     def n_tries(lag_ms: float) -> int:
-        policy = LengthPolicy(rate=1 / 8, draft_ms={"": 0.2}, guard=FakeGuard())
+        policy = LengthPolicy(Pace(rate=1 / 8, draft_ms={"": 0.2}), FakeGuard())
         for n in (1, 2, 3, 4, 6, 8, 12, 16) * 3:
-            policy.costs.observe(n, 8.0 * n)
+            policy.pace.costs.observe(n, 8.0 * n)
         length, n = DraftLength(policy, {"": Calibration()}, 0), 0
         for i in range(3000):
             policy.begin_step(1)

@@ -8,6 +8,7 @@ import pytest
 
 from draft.calibration import Calibration
 from draft.length import DraftLength
+from draft.pace import Pace
 from draft.step_costs import StepCosts
 from draft.window import LengthPolicy
 from tests.draft.simulation import FakeGuard, Simulation
@@ -72,10 +73,10 @@ def test_a_few_slow_steps_over_few_tokens_make_no_larger_batch_dear() -> None:
 
 def with_length(n: int) -> tuple[LengthPolicy, DraftLength]:
     """A policy in the middle of a text, whose steady length is n."""
-    policy = LengthPolicy(rate=0.8, draft_ms={"": 0.3}, guard=FakeGuard())
+    policy = LengthPolicy(Pace(rate=0.8, draft_ms={"": 0.3}), FakeGuard())
     for size in (1, 2, 4, 8, 9, 16, 48) * 3:
-        policy.costs.observe(size, captured(size))
-    policy.costs.change_takes(CHANGE_MS)
+        policy.pace.costs.observe(size, captured(size))
+    policy.pace.costs.change_takes(CHANGE_MS)
     policy.steady.n = n
     policy.begin_step(1)
     policy.steady.n = policy.steady.filled = n

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from draft.calibration import Calibration
 from draft.length import DraftLength
+from draft.pace import Pace
 from draft.step_costs import StepCosts
 from draft.window import LengthPolicy
 from tests.draft.simulation import MACHINES, WARM_UP, FakeGuard, Simulation, drafted, said
@@ -49,7 +50,7 @@ def test_of_a_draft_that_costs_nothing_as_much_is_verified_as_pays(machine: str,
 
     policy, calibration = LengthPolicy(guard=FakeGuard()), Calibration()
     for n in (*WARM_UP, 32, 49) * 3:
-        policy.costs.observe(n, cost(n) * (1 + 0.1 * rng.random()))
+        policy.pace.costs.observe(n, cost(n) * (1 + 0.1 * rng.random()))
     confidence = [0.9] * 48
     length = DraftLength(policy, {"": calibration}, 0)
 
@@ -74,7 +75,7 @@ def test_the_rate_is_a_ratio_of_sums() -> None:
         policy.begin_step(1)
         policy.end_step(1, 10.0, 10.0, 1)
         policy.end_step(33, 200.0, 200.0, 33)
-    assert policy.rate == pytest.approx(34 / 210, rel=0.02)
+    assert policy.pace.rate == pytest.approx(34 / 210, rel=0.02)
 
 
 def test_drafting_comes_back_when_the_text_changes() -> None:
@@ -88,10 +89,10 @@ def test_drafting_comes_back_when_the_text_changes() -> None:
 
 
 def test_where_nothing_is_accepted_drafts_become_rare() -> None:
-    policy, calibration = LengthPolicy(rate=1 / 8, draft_ms={"": 0.4}, guard=FakeGuard()), Calibration()
+    policy, calibration = LengthPolicy(Pace(rate=1 / 8, draft_ms={"": 0.4}), FakeGuard()), Calibration()
     length = DraftLength(policy, {"": calibration}, 0)
     for n in WARM_UP:
-        policy.costs.observe(n, 8.0 * n)
+        policy.pace.costs.observe(n, 8.0 * n)
     n_drafts = 0
     for i in range(2000):
         policy.begin_step(1)
@@ -106,10 +107,10 @@ def test_where_nothing_is_accepted_drafts_become_rare() -> None:
 
 def test_a_calibration_that_is_wrong_is_put_right() -> None:
     """Confident tokens were never accepted; now they always are, though no draft seems worth verifying."""
-    policy, calibration = LengthPolicy(rate=1 / 8, draft_ms={"": 0.4}, guard=FakeGuard()), Calibration()
+    policy, calibration = LengthPolicy(Pace(rate=1 / 8, draft_ms={"": 0.4}), FakeGuard()), Calibration()
     length = DraftLength(policy, {"": calibration}, 0)
     for n in WARM_UP:
-        policy.costs.observe(n, 8.0 * (1 + 0.5 * (n - 1)))
+        policy.pace.costs.observe(n, 8.0 * (1 + 0.5 * (n - 1)))
     for _ in range(32):
         calibration.drafted(0, 0.9)
         calibration.learn([0.9], 0)
@@ -126,9 +127,9 @@ def test_a_calibration_that_is_wrong_is_put_right() -> None:
 
 def test_a_token_that_may_turn_out_sure_is_worth_drafting() -> None:
     """On average a token does not pay; one in four is all but certain, and pays for drafting all of them."""
-    policy, calibration = LengthPolicy(rate=1 / 8, draft_ms={"": 0.3}, guard=FakeGuard()), Calibration()
+    policy, calibration = LengthPolicy(Pace(rate=1 / 8, draft_ms={"": 0.3}), FakeGuard()), Calibration()
     for n in WARM_UP:
-        policy.costs.observe(n, 8.0 * (1 + 0.6 * (n - 1)))
+        policy.pace.costs.observe(n, 8.0 * (1 + 0.6 * (n - 1)))
     for i in range(40):
         confidence = 0.99 if i % 4 == 0 else 0.2
         calibration.drafted(0, confidence)
@@ -149,9 +150,9 @@ def test_the_first_token_of_a_draft_has_a_cost_of_its_own() -> None:
     policy = LengthPolicy(guard=FakeGuard())
     for i in range(300):
         n = 1 + i % 4
-        policy.drafted("d", n, 0.4 + n * 0.5, 0.5)
-    assert policy.draft_ms["d"] == pytest.approx(0.5, rel=0.05)
-    assert policy.first_ms["d"] == pytest.approx(0.4, rel=0.1)
+        policy.pace.drafted("d", n, 0.4 + n * 0.5, 0.5)
+    assert policy.pace.draft_ms["d"] == pytest.approx(0.5, rel=0.05)
+    assert policy.pace.first_ms["d"] == pytest.approx(0.4, rel=0.1)
 
 
 def test_step_costs_follow_a_slower_machine_without_changing_their_shape() -> None:

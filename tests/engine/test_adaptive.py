@@ -25,7 +25,7 @@ def ruled(kind: Kind, policy: LengthPolicy) -> Kind:
 
 def with_rule(core: EngineCore, policy: LengthPolicy) -> None:
     core.speculation.policy = policy
-    measure_step_costs(core.target, policy.costs)
+    measure_step_costs(core.target, policy.pace.costs)
 
 
 class FakeCosts(StepCosts):
@@ -98,7 +98,7 @@ def test_where_changes_are_dear_all_drafts_are_filled_up_to_one_length(kind: Kin
     policy = FakeMachine(0.02, change_ms=40.0)
     with drafting(ruled(kind, policy), n_max=8, n_slots=n_slots) as core:
         with_rule(core, policy)
-        policy.costs = FakeCosts(0.02, change_ms=40.0)
+        policy.pace.costs = FakeCosts(0.02, change_ms=40.0)
         policy.steady.n = 4
         sizes = recorded_sizes(core)
         done = run(core, *(request(p, 64) for p in asked))
@@ -132,7 +132,7 @@ def test_a_slot_that_rests_catches_up_without_counting_it_as_a_lost_state() -> N
         prompt = prompts(MODEL, 1)[0]
         run(core, request(prompt, 40))
         lagging = core.drafter.n_tokens(0) < len(core.slots[0].tokens)
-        policy.costs = FakeCosts(0.02)
+        policy.pace.costs = FakeCosts(0.02)
         timings = run(core, request((*core.slots[0].tokens.view().tolist(), 300), 40))[0].timings
     assert lagging
     assert timings.draft_n > 0
