@@ -70,7 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
         group = groups.get(option.group)
         if group is None:
             group = groups[option.group] = parser.add_argument_group(option.group)
-        text = f"{option.help}{_default(field.default)} [{', '.join(env_names(name, option))}]".replace(
+        text = f"{option.help}{_default(field.default, option.metavar)} [{', '.join(env_names(name, option))}]".replace(
             "%", "%%"
         )
         flags = option.flags.split()
@@ -176,12 +176,13 @@ def _with_dashes(argument: str) -> str:
     return flag.replace("_", "-") + equals + value
 
 
-def _default(value: object) -> str:
+def _default(value: object, metavar: str) -> str:
     if value in ("", (), None) or value == {}:
         return ""
     if isinstance(value, bool):
         return f" (default: {'on' if value else 'off'})"
-    return f" (default: {value})"
+    is_auto = value == -1 and "auto" in metavar.split("|")
+    return f" (default: {'auto' if is_auto else value})"
 
 
 def _message(error: ValidationError, given: Mapping[str, object]) -> str:

@@ -262,6 +262,8 @@ def test_help_groups_and_names_every_flag(capsys: pytest.CaptureFixture[str]) ->
         option = option_of(field)
         assert f"\n{option.group}:\n" in text
         assert all(flag in text for flag in (*option.flags.split(), *option.no.split()))
+    line = " ".join(text.partition("\n  --omp-spin ")[2].split())
+    assert "(default: auto)" in line.partition("[")[0]  # the word, not the number that stands for it
     _, _, tolerated = text.partition("\nAccepted for llama-server's sake, without effect:\n")
     assert {*ALWAYS_SO, *IGNORED, *NEUTRAL, *DEVICES} - set(tolerated.split()) == set()
 
