@@ -28,6 +28,7 @@ from spec_server.runtime.batch import Batch
 from spec_server.runtime.context import Context
 from spec_server.runtime.errors import LlamaError, StateError
 from spec_server.runtime.model import Model
+from spec_server.runtime.sampler import argmax_rows
 
 _LATE = 16  # tokens that are read with the first step of a draft; more are read before it
 _SPEC = struct.Struct("<II")  # base: target tokens in front of the draft context's first; tokens it holds
@@ -191,7 +192,7 @@ class DraftModelDrafter:
                     self._cold(d.request.seq_id)
                 break
             rows = self._ctx.logits(0, len(active))
-            best = rows.argmax(axis=1).tolist()
+            best = argmax_rows(rows)
             active = [d for i, d in enumerate(active) if d.take(best[i], rows[i])]
             clock.step()
         clock.report(wanted)

@@ -30,6 +30,7 @@ from spec_server.runtime.batch import Batch
 from spec_server.runtime.context import Context
 from spec_server.runtime.errors import LlamaError
 from spec_server.runtime.model import Model
+from spec_server.runtime.sampler import argmax_rows
 
 _SPEC = struct.Struct("<III")  # base, tokens held, floats in the pending row that follows
 
@@ -175,7 +176,7 @@ class MtpHeadDrafter:
             except LlamaError:
                 return  # what was drafted so far stands; _cut_trace looks at what is left of the context
             logits = ctx.logits(0, len(active))
-            best = logits.argmax(axis=1).tolist()
+            best = argmax_rows(logits)
             going_on = [i for i, draft in enumerate(active) if draft.take(best[i], logits[i])]
             if going_on:
                 # The next step reads the head's own rows; copied here, before the decode that overwrites them.

@@ -21,7 +21,7 @@ from spec_server.engine import verify
 from spec_server.engine.base import SamplingParams
 from spec_server.runtime.context import Floats
 from spec_server.runtime.errors import LlamaError
-from spec_server.runtime.sampler import MAX_HISTORY, Ints, SamplerChain
+from spec_server.runtime.sampler import MAX_HISTORY, Ints, SamplerChain, argmax_rows
 
 Rule = Literal["exact-match", "token", "block"]
 DEFAULT_RULE: Rule = "block"
@@ -65,7 +65,7 @@ class GreedySampler:
         return GREEDY_DRAFTING
 
     def pick(self, logits: Floats, draft: Draft, position: int, history: Ints) -> list[int]:
-        best: list[int] = [int(logits[0].argmax())] if len(logits) == 1 else logits.argmax(axis=1).tolist()
+        best = argmax_rows(logits)
         for i, token in enumerate(draft.tokens):
             if best[i] in self.banned:
                 best[i] = self._best_allowed(logits[i])

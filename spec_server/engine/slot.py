@@ -43,7 +43,10 @@ class TokenList:
             grown = np.empty(max(n, 2 * len(self._data)), dtype=np.int32)
             grown[: self._n] = self._data[: self._n]
             self._data = grown
-        self._data[self._n : n] = tokens
+        if n == self._n + 1:  # an element costs a third of a slice
+            self._data[self._n] = tokens[0]
+        else:
+            self._data[self._n : n] = tokens
         self._n = n
 
     def truncate(self, n_tokens: int) -> None:

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 class TextStream:
     """Feed it token pieces; it gives out text that is certain to stand."""
 
-    __slots__ = ("_decoder", "_held", "_longest", "_out", "_stop", "stopping_word")
+    __slots__ = ("_decoder", "_held", "_is_split", "_longest", "_out", "_stop", "stopping_word")
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_split = False  # does a character wait for its other half?
         self._stop = tuple(s for s in stop if s)
         self._longest = max(map(len, self._stop), default=0)
         self._held = ""
@@ -21,7 +22,11 @@ class TextStream:
 
     def push(self, piece: bytes) -> bool:
         """Add one token's bytes. True where a stop string is complete: what stands behind it is gone."""
-        text = self._decoder.decode(piece)
+        if not self._is_split and piece.isascii():
+            text = piece.decode("ascii")  # a third of what the decoder takes
+        else:
+            text = self._decoder.decode(piece)
+            self._is_split = bool(self._decoder.getstate()[0])
         if not self._stop:
             self._out.append(text)
             return False

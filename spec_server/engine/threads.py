@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 
 from draft.step_costs import StepCosts
 
+_KEPT = 0.85  # of the mean cost, by a step
 _SLOW = 1.3  # times the usual cost of a step
 _SLOW_FOR_MS = 700.0
 _TRIAL_STEPS = 6
+_TOGETHER = 4  # steps over the same number of tokens that count as their mean, outside a trial
 _BETTER = 0.95  # of the cost before the trial
 _HOPELESS = 1.1  # of the cost before: a trial that begins so is over
 _FIRST_WAIT_MS, _LAST_WAIT_MS = 700.0, 3_000.0
@@ -26,7 +28,7 @@ _FIRST_LOOK_MS, _LAST_LOOK_MS = (
 
 @dataclass(slots=True)
 class ThreadTuner:
-    """`observe` every step without prompt tokens; it returns the number of threads for the next one."""
+    """`observe` the steps without prompt tokens; it returns the number of threads for the next one."""
 
     n_max: int
     n_now: int = 0
@@ -43,14 +45,20 @@ class ThreadTuner:
     def __post_init__(self) -> None:
         self.n_now = self.n_now or self.n_max
 
-    def observe(self, cost: float, ms: float) -> int:
-        """`cost`: milliseconds of the step as if it had one token; `ms`: what it took on the clock."""
+    @property
+    def is_trying(self) -> bool:
+        """Every step is to be observed alone."""
+        return self._trial_from > 0
+
+    def observe(self, cost: float, ms: float, n_steps: int = 1) -> int:
+        """`cost`: milliseconds of a step as if it had one token; `ms`: what n_steps of them took on the clock."""
         if self._trial_from:
             self._trial.append(cost)
             if len(self._trial) >= _TRIAL_STEPS or self._is_hopeless():
                 self._end_trial()
             return self.n_now
-        self._cost = cost if self._cost <= 0.0 else self._cost + 0.15 * (cost - self._cost)
+        weight = 1.0 - _KEPT**n_steps
+        self._cost = cost if self._cost <= 0.0 else self._cost + weight * (cost - self._cost)
         usual = self._usual.get(self.n_now, self._cost)
         # Best times fade, since a longer context makes every step dearer.
         self._usual[self.n_now] = min(self._cost, usual * (1.0 + 1e-4 * ms / 10.0))
@@ -98,6 +106,8 @@ class ThreadControl:
         self._tuner = ThreadTuner(n_threads)
         self._costs = StepCosts()
         self._set_threads = set_threads
+        self._n_tokens = self._n_steps = 0  # of the steps that are looked at together next
+        self._target_ms = self._wall_ms = 0.0
 
     @property
     def n_threads(self) -> int:
@@ -107,9 +117,27 @@ class ThreadControl:
         """A step without prompt tokens is over."""
         if self._tuner.n_max == 1:
             return
-        self._costs.observe(n_tokens, target_ms)
+        was_trying = self._tuner.is_trying
+        if n_tokens != self._n_tokens:
+            self._look()
+            self._n_tokens = n_tokens
+            if self._tuner.is_trying and not was_trying:
+                return  # the step is older than the trial
+        self._n_steps += 1
+        self._target_ms += target_ms
+        self._wall_ms += wall_ms
+        if self._n_steps >= _TOGETHER or self._tuner.is_trying:
+            self._look()
+
+    def _look(self) -> None:
+        n = self._n_steps
+        if not n:
+            return
+        target_ms, wall_ms = self._target_ms / n, self._wall_ms
+        self._n_steps, self._target_ms, self._wall_ms = 0, 0.0, 0.0
+        self._costs.observe(self._n_tokens, target_ms)
         before = self._tuner.n_now
-        now = self._tuner.observe(self._costs.as_one(n_tokens, target_ms), wall_ms)
+        now = self._tuner.observe(self._costs.as_one(self._n_tokens, target_ms), wall_ms, n)
         if now != before:
             for set_threads in self._set_threads:
                 set_threads(now)

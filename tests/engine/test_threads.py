@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from spec_server.engine.threads import ThreadTuner
+from spec_server.engine.threads import ThreadControl, ThreadTuner
 
 
 def run(
@@ -22,6 +22,27 @@ def run(
         t += ms
         tuner.observe(ms, ms)
     return t / len(threads), threads
+
+
+@pytest.mark.parametrize("sizes", [(1,), (1, 2, 3, 4, 5), (8, 8, 8, 3)])
+def test_steps_of_any_size_tell_when_a_core_is_gone_and_back(sizes: tuple[int, ...]) -> None:
+    threads = [2]
+    control = ThreadControl(2, [threads.append])
+    t = 0.0
+    seen: dict[str, list[int]] = {"before": [], "busy": [], "after": []}
+    while t < 40e3:
+        when = "before" if t < 5e3 else "busy" if t < 20e3 else "after"
+        n_tokens = sizes[len(seen[when]) % len(sizes)]
+        one = 15.0 if threads[-1] == 1 else 24.0 if when == "busy" else 8.0
+        ms = one * (1 + 0.5 * (n_tokens - 1))
+        t += ms
+        control.after_step(n_tokens, ms, ms)
+        seen[when].append(control.n_threads)
+        assert control.n_threads == threads[-1]
+    assert seen["before"].count(1) < 0.05 * len(seen["before"])
+    assert seen["busy"].count(1) > 0.7 * len(seen["busy"])
+    assert seen["after"].count(2) > 0.7 * len(seen["after"])
+    assert seen["after"][-1] == 2
 
 
 def test_alone_the_threads_stay_what_they_were() -> None:
