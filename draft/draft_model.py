@@ -119,16 +119,19 @@ class DraftModelDrafter:
         """Decode what is certain in `batch`; parts with drafted tokens wait for accept."""
         self._batch.clear()
         for part in batch.parts:
+            seq_id, seq = part.seq_id, self._seqs[part.seq_id]
+            # Where nothing is drafted for now, what is missing is read in one go when a draft is tried again.
+            rests = self._rebuild and seq_id in self._resting
+            may_wait = part.n_tokens == 1 and (self._reads_late or rests)
+            if may_wait and not seq.trail:  # a plain step, which should cost little
+                seq.lags_by_choice |= self._end(seq_id) == part.pos0
+                continue
             tokens = batch.tokens[part.start : part.start + part.n_tokens]
             if part.n_draft:
-                self._verified[part.seq_id] = (part.pos0, tokens.tolist())
+                self._verified[seq_id] = (part.pos0, tokens.tolist())
                 continue
-            self._drop_trail(part.seq_id, tokens.tolist(), part.pos0)
-            # Where nothing is drafted for now, what is missing is read in one go when a draft is tried again.
-            rests = part.seq_id in self._resting and self._rebuild
-            self._read(
-                part.seq_id, tokens, part.pos0, later=part.n_tokens == 1 and (rests or self._reads_late)
-            )
+            self._drop_trail(seq_id, tokens.tolist(), part.pos0)
+            self._read(seq_id, tokens, part.pos0, later=may_wait)
         self._flush()
 
     def accept(self, accepted: Sequence[Accepted]) -> None:

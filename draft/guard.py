@@ -30,10 +30,11 @@ class _Rate:
     ms: float = 0.0
     n: int = 0
 
-    def add(self, tokens: int, ms: float) -> None:
-        self.tokens = _FADE * self.tokens + tokens
-        self.ms = _FADE * self.ms + ms
-        self.n += 1
+    def add(self, tokens: int, ms: float, n_steps: int = 1) -> None:
+        fade = _FADE**n_steps
+        self.tokens = fade * self.tokens + tokens
+        self.ms = fade * self.ms + ms
+        self.n += n_steps
 
     def value(self) -> float:
         return self.tokens / self.ms if self.ms else 0.0
@@ -90,28 +91,35 @@ class DraftGuard:
         return self._arms[n_slots].is_drafting
 
     def observe(
-        self, n_slots: int, n_batch: int, n_tokens: int, ms: float, *, is_settled: bool = True
+        self,
+        n_slots: int,
+        n_batch: int,
+        n_tokens: int,
+        ms: float,
+        *,
+        n_steps: int = 1,
+        is_settled: bool = True,
     ) -> None:
         """The step took ms, with n_batch tokens in its batch, and yielded n_tokens over all slots.
 
-        Steps without drafts may come together: then n_tokens and ms are those of all of them. Not settled is a step
-        that was slow only because the one before had another size.
+        Steps without drafts may come together behind some that came alone: n_tokens and ms are those of all of them.
+        Not settled is a step that was slow only because the one before had another size.
         """
         if ms <= 0.0 or n_tokens <= 0:
             return
         arms = self._arms[n_slots]
-        arms.n_steps += 1
-        settled = arms.n_steps > _UNSETTLED
+        arms.n_steps += n_steps
+        settled = n_steps > 1 or arms.n_steps > _UNSETTLED
         if arms.is_drafting:
             arms.loss_ms = max(0.0, arms.loss_ms + ms - n_tokens / arms.plain.value())
             if is_settled and n_batch > n_slots:
                 arms.verified.add(n_batch, ms)
             if settled:
-                self._judge(arms, n_tokens, ms)
+                self._judge(arms, n_tokens, ms, n_steps)
             return
         arms.wait_ms = max(0.0, arms.wait_ms - ms)
         if settled:
-            arms.plain.add(n_tokens, ms)
+            arms.plain.add(n_tokens, ms, n_steps)
         if arms.n_steps < _PLAIN_BLOCK or arms.wait_ms:
             return
         if arms.is_suspect:
@@ -122,9 +130,9 @@ class DraftGuard:
             arms.loss_ms = 0.0
         arms.turn(drafting=True)
 
-    def _judge(self, arms: _Arms, n_tokens: int, ms: float) -> None:
+    def _judge(self, arms: _Arms, n_tokens: int, ms: float, n_steps: int) -> None:
         """Look closer where drafting makes fewer tokens; else a block of plain steps now and then."""
-        arms.drafting.add(n_tokens, ms)
+        arms.drafting.add(n_tokens, ms, n_steps)
         if arms.is_hopeless() or (arms.loss_ms > _LOSS_MS and arms.is_worse()):
             arms.suspect()
         elif arms.n_steps >= max(arms.block, self.shortest_block):

@@ -57,6 +57,10 @@ class _NgramDrafter:
 
     def process(self, batch: Batch) -> None:
         for part in batch.parts:
+            text = self._texts[part.seq_id]
+            if part.n_tokens == 1 and len(text) == part.pos0:  # a plain step, which should cost little
+                self._extend(part.seq_id, (int(batch.tokens[part.start]),))
+                continue
             tokens = batch.tokens[part.start : part.start + part.n_tokens].tolist()
             if part.n_draft:
                 self._verified[part.seq_id] = _Verified(part.pos0, tokens)

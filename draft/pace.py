@@ -28,7 +28,7 @@ class Steps:
 
 @dataclass(slots=True)
 class _Quiet:
-    """Steps in which nobody thought of drafting: they are learnt from together, as their mean."""
+    """Plain steps behind plain ones: they are learnt from together, as their mean."""
 
     n: int = 0
     target_ms: float = 0.0
@@ -107,14 +107,12 @@ class Pace:
             first, extra = self.first_ms.get(drafter, 0.0), ms - n_steps * self.draft_ms[drafter]
             self.first_ms[drafter] = first + 0.1 * (max(0.0, extra) - first)
 
-    def end_step(
-        self, n_tokens: int, target_ms: float, wall_ms: float, n_gained: int, *, is_quiet: bool
-    ) -> Steps | None:
-        """A step is over: its batch size, its times, the tokens that it yielded. is_quiet: nobody thought of drafting.
+    def end_step(self, n_tokens: int, target_ms: float, wall_ms: float, n_gained: int) -> Steps | None:
+        """A step is over: its batch size, its times, the tokens that it yielded.
 
         What was learnt from; None where that waits for more steps.
         """
-        if not is_quiet:
+        if n_tokens > self.n_slots or self._drafted_ms > 0.0 or not self.costs.has_settled_at(n_tokens):
             return self._learn(1, n_tokens, target_ms, wall_ms, n_gained)
         quiet = self._quiet
         quiet.n += 1

@@ -61,6 +61,10 @@ class StepCosts:
         """Does the last step tell what its size costs? Where a change costs little, all do."""
         return self._run >= _SETTLED or self._extra[self._run] <= _UNSETTLED_MOST * self.ms(1)
 
+    def has_settled_at(self, n_tokens: int) -> bool:
+        """Would another step over n_tokens tell what that size costs?"""
+        return self._size == n_tokens and self.is_settled
+
     def interrupted(self) -> None:
         """A step of another kind came between: the next ones may be slow for that, or not."""
         self._size, self._broken = 0, _SETTLED + 1

@@ -51,7 +51,6 @@ class LengthPolicy:
     guard: DraftGuard = field(default_factory=DraftGuard)
     _is_allowed: bool = True
     _accounts: dict[int, _Account] = field(default_factory=lambda: defaultdict(_Account))
-    _n_resting: int = 0  # slots in this step
     steady: SteadyLength = field(default_factory=SteadyLength)
     _is_steady: bool = False
     _first_tries: int = _FIRST_TRIES
@@ -68,7 +67,6 @@ class LengthPolicy:
     def begin_step(self, n_slots: int) -> None:
         if self.pace.begin_step(n_slots):
             self._refresh()
-        self._n_resting = 0
         self._is_allowed = self.guard.allows(self.pace.n_slots)
         if self._is_steady and self._is_allowed and self.steady.is_due(self.pace.n_slots):
             self._choose_steady()
@@ -118,7 +116,6 @@ class LengthPolicy:
             return False
         account.rest -= 1
         account.add(_TRY_SHARE)
-        self._n_resting += 1
         return True
 
     def opens(self, seq_id: int, calibration: Calibration, drafter: str) -> bool:
@@ -252,14 +249,14 @@ class LengthPolicy:
     def end_step(self, n_tokens: int, target_ms: float, wall_ms: float, n_gained: int) -> None:
         """A step of only decoding slots is over: its batch size, its times, the tokens that it yielded."""
         pace = self.pace
-        is_quiet = self._n_resting == n_tokens == pace.n_slots
-        learnt = pace.end_step(n_tokens, target_ms, wall_ms, n_gained, is_quiet=is_quiet)
+        learnt = pace.end_step(n_tokens, target_ms, wall_ms, n_gained)
         if learnt is not None:
             self.guard.observe(
                 pace.n_slots,
                 learnt.n_tokens,
                 learnt.n * learnt.n_gained,
                 learnt.n * learnt.ms,
+                n_steps=learnt.n,
                 is_settled=pace.costs.is_settled,
             )
 
