@@ -55,7 +55,7 @@ class ChainDrafter:
 
     @property
     def decode_ns(self) -> int:
-        return sum(m.decode_ns for m in self.members)
+        return sum([m.decode_ns for m in self.members])
 
     # -- in step with the target
 

@@ -96,13 +96,16 @@ class EngineCore:
         self._batch.clear()
         drafts = self.speculation.propose(decoding)
         rounds = self.speculation.add(self._batch, decoding, drafts)
-        self.rollback.before_drafts(r.slot for r in rounds if r.part.n_draft)
+        self.rollback.before_drafts([r.slot for r in rounds if r.part.n_draft])
         chunks = add_chunks(self._batch, self.slots, self.target.n_ubatch, self.checkpoints.border)
         if not self._batch.n_tokens:
             return False
         if not self._decode(rounds, chunks):
             return True
-        self._after_chunks(chunks)  # first: going back behind a draft may decode, and rows live until then
+        if chunks:
+            self._after_chunks(
+                chunks
+            )  # first: going back behind a draft may decode, and rows live until then
         n_gained = self._after_rounds(rounds)
         self._count_step(started, rounds, chunks, n_gained)
         return True
@@ -162,7 +165,7 @@ class EngineCore:
             if task.request.trace:
                 task.trace.append(self._trace(round_, n_kept))
             self._advance(slot, task, tokens[n_kept], delivered.stop_type, tokens[: n_kept + 1])
-        return sum(d.n_kept + 1 for _, _, d in outcomes)
+        return sum([d.n_kept + 1 for _, _, d in outcomes])
 
     def _after_chunks(self, chunks: list[tuple[Slot, Part]]) -> None:
         for slot, part in chunks:
@@ -209,7 +212,7 @@ class EngineCore:
         own = wall - target - (self.drafter.decode_ns - started.drafter_ns)
         self.stats.n_steps += 1
         self.stats.n_busy += len(rounds) + len(chunks)
-        n_drafted = sum(len(r.draft.tokens) for r in rounds)
+        n_drafted = sum([len(r.draft.tokens) for r in rounds])
         self.stats.overhead_us.append((own / 1e3, len(rounds) + len(chunks), n_drafted))
         if chunks:
             self.speculation.interrupted()

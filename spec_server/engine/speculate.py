@@ -15,6 +15,8 @@ from spec_server.engine.task import Task
 from spec_server.runtime.batch import Batch, Part
 from spec_server.runtime.context import Context, Floats
 
+_NO_TOKENS = np.zeros(0, np.int32)
+
 
 @dataclass(frozen=True, slots=True)
 class DraftDefaults:
@@ -58,18 +60,21 @@ class Speculation:
 
     def propose(self, slots: Sequence[Slot]) -> list[Draft]:
         """One draft per slot, in order; empty where a slot wants none or has no room."""
-        if self.policy is not None:
-            self.policy.begin_step(len(slots))
+        policy = self.policy
+        if policy is not None:
+            policy.begin_step(len(slots))
+        drafts = [EMPTY_DRAFT] * len(slots)
+        if self._n_max <= 0:
+            return drafts
         requests = []
         wanting = []
         for i, slot in enumerate(slots):
-            if self.policy is not None and self.policy.rests(slot.id):
+            if policy is not None and policy.rests(slot.id):
                 continue
             request = self._request(slot)
             if request is not None:
                 requests.append(request)
                 wanting.append(i)
-        drafts = [EMPTY_DRAFT] * len(slots)
         if requests:
             started = time.perf_counter_ns()
             for i, draft in zip(wanting, self._drafter.propose(requests), strict=True):
@@ -95,14 +100,16 @@ class Speculation:
             if n_behind:
                 tokens = [*slot.tokens.view()[pos0:].tolist(), *tokens]
             part = batch.add(slot.id, tokens, pos0, output="all", n_draft=len(draft.tokens) + n_fill)
-            rounds.append(Round(slot, task, draft, without_first(part, n_behind)))
+            if n_behind:
+                part = without_first(part, n_behind)
+            rounds.append(Round(slot, task, draft, part))
         return rounds
 
     def _filled(self, slots: Sequence[Slot], drafts: Sequence[Draft]) -> int:
         """The length to which the length rule wants all drafts filled up; 0 where a slot has no room for that."""
         if self.policy is None or not drafts:
             return 0
-        n = self.policy.fill(max(len(draft.tokens) for draft in drafts))
+        n = self.policy.fill(max([len(draft.tokens) for draft in drafts]))
         if not n:
             return 0
         target = self._target
@@ -126,8 +133,9 @@ class Speculation:
 
     def pick(self, slot: Slot, task: Task, rows: Floats, draft: Draft, last_token: int) -> list[int]:
         """Tokens for the positions behind `last_token` (behind the prompt where it is negative)."""
-        position = len(slot.tokens) + (last_token >= 0)
-        return task.sampler.pick(rows, draft, position, _history(slot, task.sampler.n_history, last_token))
+        sampler = task.sampler
+        history = _history(slot, sampler.n_history, last_token)
+        return sampler.pick(rows, draft, len(slot.tokens) + (last_token >= 0), history)
 
     def accept(self, outcomes: Sequence[tuple[Round, int, int]]) -> None:
         """Tell the drafter what stays of every part that had a draft, and how much of it stood."""
@@ -145,21 +153,19 @@ class Speculation:
         if self.policy is not None:
             self.policy.pace.costs.interrupted()
 
-    def _room(self, slot: Slot) -> int:
-        """The longest draft that fits."""
-        assert slot.task is not None
-        n_tokens = len(slot.tokens)
+    def _room(self, slot: Slot, task: Task, n_tokens: int) -> int:
+        """The longest draft that fits behind the slot's n_tokens tokens."""
         # What the target lacks takes the draft's place, so that a batch never grows past a token and a draft.
-        n_max = self._n_max - self._n_behind(slot)
+        n_max = self._n_max - (n_tokens - self._target.n_tokens(slot.id))
         # The round's own token needs no cell and counts as one, so a draft may fill all but that.
-        return min(n_max, slot.task.remaining(self._target.n_ctx_seq, n_tokens) - 1)
+        return min(n_max, task.remaining(self._target.n_ctx_seq, n_tokens) - 1)
 
     def _request(self, slot: Slot) -> DraftRequest | None:
         task = slot.task
         assert task is not None
         n_tokens = len(slot.tokens)
         wanted = task.request.speculative
-        n_max = self._room(slot)
+        n_max = self._room(slot, task, n_tokens)
         if wanted.n_max is not None:
             n_max = min(wanted.n_max, n_max)
         if n_max <= 0 or wanted.type == "none":
@@ -178,8 +184,10 @@ class Speculation:
 
 def _history(slot: Slot, n: int, last_token: int) -> Ints:
     """The last n tokens before the next one; `last_token` is not in the slot yet, or negative."""
+    if not n:
+        return _NO_TOKENS
     tokens = slot.tokens.view()
-    if not n or last_token < 0:
+    if last_token < 0:
         return tokens[max(0, len(tokens) - n) :]
     return np.append(tokens[max(0, len(tokens) + 1 - n) :], np.int32(last_token))
 

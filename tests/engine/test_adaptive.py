@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from draft.guard import DraftGuard
+from draft.pace import Pace
 from draft.step_costs import StepCosts
 from draft.window import LengthPolicy
 from spec_server.engine.core import EngineCore
@@ -50,19 +51,19 @@ class FakeGuard(DraftGuard):
         return True
 
 
-class FakeMachine(LengthPolicy):
-    """The rule on a machine of the test's making, which makes a token in 10 ms."""
-
-    def __init__(self, marginal: float, change_ms: float = 0.0) -> None:
-        super().__init__(
-            costs=FakeCosts(marginal, change_ms), rate=0.1, draft_ms={"draft-simple": 1.0}, guard=FakeGuard()
-        )
+class FakePace(Pace):
+    """A machine of the test's making, which makes a token in 10 ms, whatever the clock says."""
 
     def end_step(self, n_tokens: int, target_ms: float, wall_ms: float, n_gained: int) -> None:
         pass
 
     def drafted(self, drafter: str, n_steps: int, ms: float, last_ms: float, lag_ms: float = 0.0) -> None:
         pass
+
+
+def machine(marginal: float, change_ms: float = 0.0) -> LengthPolicy:
+    costs = FakeCosts(marginal, change_ms)
+    return LengthPolicy(FakePace(costs, draft_ms={"draft-simple": 1.0}, rate=0.1), FakeGuard())
 
 
 def recorded_sizes(core: EngineCore) -> list[int]:
@@ -95,7 +96,7 @@ def test_where_changes_are_dear_all_drafts_are_filled_up_to_one_length(kind: Kin
     asked = prompts(kind, 3)
     with drafting(Kind(("none",), kind.path), n_slots=n_slots) as core:
         plain = [done.text for done in run(core, *(request(p, 64) for p in asked))]
-    policy = FakeMachine(0.02, change_ms=40.0)
+    policy = machine(0.02, change_ms=40.0)
     with drafting(ruled(kind, policy), n_max=8, n_slots=n_slots) as core:
         with_rule(core, policy)
         policy.pace.costs = FakeCosts(0.02, change_ms=40.0)
@@ -110,7 +111,7 @@ def test_where_changes_are_dear_all_drafts_are_filled_up_to_one_length(kind: Kin
 
 
 def test_where_every_draft_stands_and_verifying_is_cheap_drafts_are_long() -> None:
-    policy = FakeMachine(0.02)
+    policy = machine(0.02)
     with drafting(ruled(MODEL, policy), n_max=8) as core:
         core.speculation.policy = policy
         timings = run(core, request(prompts(MODEL, 1)[0], 96))[0].timings
@@ -118,7 +119,7 @@ def test_where_every_draft_stands_and_verifying_is_cheap_drafts_are_long() -> No
 
 
 def test_where_verifying_costs_as_much_as_a_step_drafts_are_rare() -> None:
-    policy = FakeMachine(1.0)
+    policy = machine(1.0)
     with drafting(ruled(MODEL, policy), n_max=8) as core:
         core.speculation.policy = policy
         timings = run(core, request(prompts(MODEL, 1)[0], 96))[0].timings
@@ -126,7 +127,7 @@ def test_where_verifying_costs_as_much_as_a_step_drafts_are_rare() -> None:
 
 
 def test_a_slot_that_rests_catches_up_without_counting_it_as_a_lost_state() -> None:
-    policy = FakeMachine(1.0)
+    policy = machine(1.0)
     with drafting(ruled(MODEL, policy), n_max=8) as core:
         core.speculation.policy = policy
         prompt = prompts(MODEL, 1)[0]
@@ -141,7 +142,7 @@ def test_a_slot_that_rests_catches_up_without_counting_it_as_a_lost_state() -> N
 
 @pytest.mark.parametrize("kind", [MTP, MODEL, CHAIN], ids=lambda kind: kind.id)
 def test_what_was_learnt_travels_with_the_draft_state(kind: Kind) -> None:
-    policy = FakeMachine(0.02)
+    policy = machine(0.02)
     with drafting(ruled(kind, policy), n_max=8) as core:
         core.speculation.policy = policy
         run(core, request(repeating(kind), 64))
@@ -158,7 +159,7 @@ def test_what_was_learnt_travels_with_the_draft_state(kind: Kind) -> None:
 
 def test_a_draft_that_the_end_of_the_answer_cuts_is_no_rejection() -> None:
     """The drafter is the target itself, so nothing it drafts is ever wrong."""
-    policy = FakeMachine(0.02)
+    policy = machine(0.02)
     with drafting(ruled(MODEL, policy), n_max=8) as core:
         core.speculation.policy = policy
         prompt = prompts(MODEL, 1)[0]

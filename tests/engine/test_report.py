@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from draft.pace import Pace
 from draft.window import LengthPolicy
 from spec_server.api.metrics import HELP, MORE_HELP, PER_POSITION, exposition
 from spec_server.engine.base import Timings
@@ -22,7 +23,7 @@ def shown() -> Iterator[tuple[str, tuple[str, ...]]]:
     """Names and labels of an engine to which most of what is counted has happened."""
     once = {"drafts": 1, "drafted": 1, "accepted": 1}
     with core_of(Setup(HYBRID, n_ctx=64)) as core:
-        core.speculation.policy = LengthPolicy(draft_ms={"draft-mtp": 1.0})
+        core.speculation.policy = LengthPolicy(Pace(draft_ms={"draft-mtp": 1.0}))
         core.stats.finish(
             Timings(0, 1, 1.0, 1, 1.0, 1, 1, accepted_per_pos=(1,), drafters={"draft-mtp": once})
         )
