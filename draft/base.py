@@ -145,6 +145,9 @@ class Drafter(Protocol):
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request, in order."""
 
+    def may_be_free(self, seq_id: int, n_tokens: int, last_token: int) -> bool:
+        """A quick look: could it draft at no cost behind the sequence's n_tokens tokens and `last_token`?"""
+
     def accept(self, accepted: Sequence[Accepted]) -> None:
         """Settle every part of the last batch that had n_draft > 0."""
 

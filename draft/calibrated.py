@@ -74,6 +74,9 @@ class CalibratedDrafter:
             self._proposed[request.seq_id] = draft
         return drafts
 
+    def may_be_free(self, seq_id: int, n_tokens: int, last_token: int) -> bool:
+        return self.inner.may_be_free(seq_id, n_tokens, last_token)
+
     def accept(self, accepted: Sequence[Accepted]) -> None:
         self.inner.accept(accepted)
         if self.policy is None:

@@ -71,6 +71,9 @@ class ChainDrafter:
         for m in self.members:
             m.process(batch)
 
+    def may_be_free(self, seq_id: int, n_tokens: int, last_token: int) -> bool:
+        return any([m.may_be_free(seq_id, n_tokens, last_token) for m in self.members])
+
     def accept(self, accepted: Sequence[Accepted]) -> None:
         for m in self.members:
             m.accept(accepted)

@@ -134,6 +134,9 @@ class DraftModelDrafter:
             self._read(seq_id, tokens, part.pos0, later=may_wait)
         self._flush()
 
+    def may_be_free(self, seq_id: int, n_tokens: int, last_token: int) -> bool:
+        return False
+
     def accept(self, accepted: Sequence[Accepted]) -> None:
         """Keep what the target kept, whoever drafted it: cut what it rejected, decode what is missing."""
         self._batch.clear()

@@ -108,6 +108,9 @@ class MtpHeadDrafter:
                 self._queue(part.seq_id, part.pos0, tokens, rows)
         self._flush()
 
+    def may_be_free(self, seq_id: int, n_tokens: int, last_token: int) -> bool:
+        return False
+
     def accept(self, accepted: Sequence[Accepted]) -> None:
         self._batch.clear()
         for item in accepted:

@@ -113,7 +113,7 @@ class _NgramDrafter:
         limit = min(request.n_max, self.n_max)
         if limit <= 0 or not self._catch_up(request.seq_id, request.tokens):
             return EMPTY_DRAFT
-        if not self._may_follow(text, request.last_token):
+        if not self.may_be_free(request.seq_id, len(text), request.last_token):
             return EMPTY_DRAFT
         text.append(request.last_token)
         tokens, confidence, n_match = self._follow(text, request, limit)
@@ -130,8 +130,7 @@ class _NgramDrafter:
             return EMPTY_DRAFT
         return Draft(tokens, self.name, confidence[: len(tokens)])
 
-    def _may_follow(self, text: TextIndex, last_token: int) -> bool:
-        """A quick look: is it worth searching?"""
+    def may_be_free(self, seq_id: int, n_tokens: int, last_token: int) -> bool:
         return True
 
     def _follow(
@@ -178,8 +177,9 @@ class NgramSimpleDrafter(_NgramDrafter):
         super().__init__(n_slots, size_n, size_m, end)
         self._min_hits = min_hits
 
-    def _may_follow(self, text: TextIndex, last_token: int) -> bool:
-        return text.may_recur(last_token)
+    def may_be_free(self, seq_id: int, n_tokens: int, last_token: int) -> bool:
+        text = self._texts[seq_id]
+        return len(text) != n_tokens or text.may_recur(last_token)
 
     def _follow(
         self, text: TextIndex, request: DraftRequest, limit: int

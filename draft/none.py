@@ -31,6 +31,9 @@ class NoDrafter:
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         return [EMPTY_DRAFT] * len(requests)
 
+    def may_be_free(self, seq_id: int, n_tokens: int, last_token: int) -> bool:
+        return False
+
     def accept(self, accepted: Sequence[Accepted]) -> None:
         pass
 

@@ -37,6 +37,7 @@ class _Account:
     saved: float = _MOST_SAVED
     is_try: bool = False
     rest: int = 0  # rounds for which the last answer, no, holds
+    is_resting: bool = False  # in this round
     value: float = 0.0  # tokens a round that its drafts made token by token were last expected to bring
 
     def add(self, tokens: float) -> None:
@@ -54,8 +55,7 @@ class LengthPolicy:
     steady: SteadyLength = field(default_factory=SteadyLength)
     _is_steady: bool = False
     _first_tries: int = _FIRST_TRIES
-    _has_free: bool = False  # does some drafter draft at no cost?
-    _free_rests: bool = False  # no such draft can pay at present
+    free_rests: bool = False  # no draft that is there at once can pay at present, whatever it is
     _drafting: dict[int, tuple[Calibration, str]] = field(
         default_factory=dict
     )  # who asked since it was chosen
@@ -76,7 +76,7 @@ class LengthPolicy:
         self._is_steady = SteadyLength.is_wanted(pace.costs.change_ms, pace.costs.ms(1))
         if self._is_steady:
             self.guard.shortest_block = LONGEST_BLOCK  # each block without drafts is two changes
-        self._free_rests = self._is_steady and pace.rate > 0.0 and not self._free_may_pay()
+        self.free_rests = self._is_steady and pace.rate > 0.0 and not self._free_may_pay()
 
     def _free_may_pay(self) -> bool:
         """Could a draft of text alone pay for the change to its length if all of it stood?"""
@@ -106,25 +106,22 @@ class LengthPolicy:
     # -- a draft that is made token by token
 
     def rests(self, seq_id: int) -> bool:
-        """Does the last no of `opens` still hold? Then nobody need ask, unless a draft may be had for nothing."""
+        """Once in a step: does the last no of `opens` still hold? Then only who drafts at no cost need be asked."""
         account = self._accounts[seq_id]
         if self._is_steady and self.steady.n and self._is_allowed:
             account.rest = 0
-        if not account.rest:
-            return False
-        if self._has_free and not self._free_rests:
-            return False
-        account.rest -= 1
-        account.add(_TRY_SHARE)
-        return True
+        account.is_resting = account.rest > 0
+        if account.is_resting:
+            account.rest -= 1
+            account.add(_TRY_SHARE)
+        return account.is_resting
 
     def opens(self, seq_id: int, calibration: Calibration, drafter: str) -> bool:
         """Is a draft worth beginning, or at least a try?"""
         account = self._accounts[seq_id]
-        account.add(_TRY_SHARE)
-        if account.rest:
-            account.rest -= 1
+        if account.is_resting:
             return False
+        account.add(_TRY_SHARE)
         if self._is_allowed and self._is_worth_it(account, seq_id, calibration, drafter):
             return True
         account.rest = _LONG_REST if self._is_steady and self._is_allowed else _REST
@@ -207,7 +204,6 @@ class LengthPolicy:
     def choose(self, seq_id: int, probabilities: Sequence[float]) -> int:
         """How many tokens of a draft that costs nothing are worth verifying; nobody asked `opens` about it. None, where
         a drafter that is asked later has more to give."""
-        self._has_free = True
         if not self._is_allowed:
             return 0
         if self.pace.rate <= 0.0:

@@ -47,6 +47,9 @@ class ScriptedDrafter:
     def settle(self, seq_id: int, tokens: Ints) -> None:
         pass
 
+    def may_be_free(self, seq_id: int, n_tokens: int, last_token: int) -> bool:
+        return True
+
     def process(self, batch: Batch) -> None:
         for part in batch.parts:
             tokens = batch.tokens[part.start : part.start + part.n_tokens].tolist()

@@ -69,7 +69,7 @@ class Speculation:
         requests = []
         wanting = []
         for i, slot in enumerate(slots):
-            if policy is not None and policy.rests(slot.id):
+            if policy is not None and policy.rests(slot.id) and not self._may_be_free(slot, policy):
                 continue
             request = self._request(slot)
             if request is not None:
@@ -85,6 +85,13 @@ class Speculation:
                 assert task is not None
                 task.count_drafting(drafts[i].drafter, spent)
         return drafts
+
+    def _may_be_free(self, slot: Slot, policy: LengthPolicy) -> bool:
+        """Could there be a draft that costs nothing, and pays?"""
+        assert slot.task is not None
+        return not policy.free_rests and self._drafter.may_be_free(
+            slot.id, len(slot.tokens), slot.task.last_token
+        )
 
     def add(self, batch: Batch, slots: Sequence[Slot], drafts: Sequence[Draft]) -> list[Round]:
         """Append each slot's last token and draft to the batch, after what the target lacks (rollback.py)."""
