@@ -92,10 +92,13 @@ class Calibration:
             self._whole.learn(confidences, n_accepted, first)
 
     def start_text(self, n_left: float) -> Calibration:
-        """One for a new text, whose whole is this: the same shares, each cell seen at most n_left times."""
+        """One for a new text, whose whole is this: the same shares, each cell seen at most n_left times; once at most
+        where all later positions are one, since the tokens of a long draft stand or fall together: a text that was
+        copied says little about the next one."""
         text = Calibration(self)
         for cell, seen in enumerate(self._seen):
-            share = min(1.0, n_left / seen) if seen else 0.0
+            most = n_left if cell < _CELLS - _BINS else min(1.0, n_left)
+            share = min(1.0, most / seen) if seen else 0.0
             text._seen[cell], text._accepted[cell] = seen * share, self._accepted[cell] * share
         text._drawn = [0.5 * n for n in self._drawn]
         return text

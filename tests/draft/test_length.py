@@ -99,6 +99,23 @@ def test_a_draft_from_text_has_to_bring_more_than_the_model_would(n_sure: int, n
     assert length.chooses("text", [5] * n_sure, 0.99) == n_sure
 
 
+def test_a_text_that_was_copied_does_not_make_the_next_ones_drafts_long() -> None:
+    everywhere = Calibration()
+    for _ in range(5):
+        everywhere.learn([0.75] * 48, 48)
+    text = everywhere.start_text(6.0)
+    length, calibrations = slot(ms_per_token=3.5)
+    calibrations["text"] = text
+
+    def chosen() -> int:
+        length.read(np.arange(9, dtype=np.int32), 9)
+        return length.chooses("text", list(range(100, 115)), 0.75)
+
+    assert 3 <= chosen() <= 7
+    text.learn([0.75] * 15, 15)
+    assert chosen() == 15
+
+
 def test_a_try_pays_for_reading_what_it_lacked() -> None:
     """Nothing is ever accepted; reading takes as long as ten tokens of drafting."""
 
