@@ -114,7 +114,7 @@ def print_inspection(console: Console, name: str, facts: Mapping[str, Any]) -> N
         ("writer", facts["writer"] or "?"),
         ("created", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(created)) if created else "?"),
         ("model", _shown(facts["model"])),
-        ("draft model", _shown(facts["draft_model"])),
+        ("draft model", _draft_shown(facts)),
         *((f"setting {key}", str(value)) for key, value in (facts["settings"] or {}).items()),
         *((f"extra {key}", str(value)) for key, value in (facts["extra"] or {}).items()),
         *(("note", note) for note in facts["notes"]),
@@ -178,6 +178,12 @@ def _identity(model: ModelIdentity | None) -> dict[str, str] | None:
 
 def _shown(model: Mapping[str, str] | None) -> str:
     return f"{model['name']} ({model['digest']})" if model else "?"
+
+
+def _draft_shown(facts: Mapping[str, Any]) -> str:
+    if facts["draft_model"]:
+        return _shown(facts["draft_model"])
+    return "unnamed" if facts["draft"] else "none"
 
 
 def _age(seconds: float) -> str:

@@ -39,7 +39,8 @@ from spec_server.engine.transfer import Transfer
 from spec_server.engine.warmup import measure_step_costs, warm_up
 from spec_server.engine.worker import EngineWorker, WorkerOptions, engine_thread
 from spec_server.listening import Server, listen, url_of
-from spec_server.runtime.errors import LlamaError
+from spec_server.runtime.errors import LlamaError, ModelError
+from spec_server.runtime.gguf import check_readable
 from spec_server.runtime.llama_context import LlamaContext
 from spec_server.runtime.model import Model
 from spec_server.settings import BUILT_IN_TEMPLATE, Settings
@@ -155,7 +156,8 @@ async def _load(settings: Settings, holder: EngineHolder, server: Server, url: s
 
 def build(settings: Settings) -> Parts:
     """Model, contexts, drafter, engine and store. Raises what each of them raises where it cannot be had."""
-    store: SlotStore = DirectoryStore(Path(settings.slot_save_path)) if settings.slot_save_path else NoStore()
+    store = _store(settings)
+    _check_models(settings)
     model = Model(
         settings.model, n_gpu_layers=settings.gpu_layers, load_mtp=reads_hidden_rows(settings.drafters)
     )
@@ -166,6 +168,7 @@ def build(settings: Settings) -> Parts:
     target = _target(settings, model)
     warm_up(target, model)
     policy = _length_policy(settings, target)
+    target.n_decodes = 0  # those of the measuring are nobody's
     drafter = make_drafter(settings.drafters, _drafter_setup(settings, model, target, policy))
     spill = make_spill(Path(settings.ctx_checkpoints_dir) if settings.ctx_checkpoints_dir else None)
     core = EngineCore(
@@ -192,6 +195,26 @@ def build(settings: Settings) -> Parts:
     log.info("%s: %s of %d tokens, drafting %s", name, slots, target.n_ctx_seq, drafter.name)
     draft_identity = ModelIdentity(*drafter.model_identity) if drafter.model_identity else None
     return Parts(core, store, fit, draft_identity, info, facts)
+
+
+def _store(settings: Settings) -> SlotStore:
+    if not settings.slot_save_path:
+        return NoStore()
+    try:
+        return DirectoryStore(Path(settings.slot_save_path))
+    except (OSError, SlotFileError) as e:
+        raise ValueError(f"--slot-save-path: {e}") from e
+
+
+def _check_models(settings: Settings) -> None:
+    """ModelError with the flag where a file is no model. Else a draft model would be found wanting after the target
+    was read."""
+    for flag, path in (("--model", settings.model), ("--model-draft", settings.model_draft)):
+        if path:
+            try:
+                check_readable(Path(path))
+            except ModelError as e:
+                raise ModelError(f"{flag}: {e}") from e
 
 
 def _threads(settings: Settings) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -35,6 +36,7 @@ SWITCH_WORDS = {
     **dict.fromkeys(("on", "enabled", "true", "1"), True),
     **dict.fromkeys(("off", "disabled", "false", "0"), False),
 }
+_WHOLE = re.compile(r"[+-]?[0-9]+")
 _FLASH_WORDS = {
     "true": "on",
     "enabled": "on",
@@ -65,7 +67,12 @@ def _auto(value: object) -> object:
 
 
 def _layers(value: object) -> object:
-    return {"auto": -1, "all": -2}.get(value.strip().lower(), value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    known = {"auto": -1, "all": -2}.get(value.strip().lower(), value)
+    if isinstance(known, str) and not _WHOLE.fullmatch(known.strip()):
+        raise ValueError("it must be a whole number, auto or all")
+    return known
 
 
 def _flash_attn(value: object) -> object:

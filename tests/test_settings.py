@@ -253,6 +253,13 @@ def test_a_key_file_without_a_key_would_leave_the_server_open(
     assert "--api-key-file: no key" in refusal(capsys, *BASE, "--api-key-file", str(tmp_path / "keys"))
 
 
+@pytest.mark.parametrize("word", ["foo", "1.5", "", "all of them"])
+def test_layers_that_are_no_number_and_no_word_of_theirs(
+    word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "it must be a whole number, auto or all" in refusal(capsys, *BASE, "-ngl", word)
+
+
 def test_help_groups_and_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         parse(["--help"])
@@ -291,10 +298,12 @@ def test_every_setting_is_documented(name: str) -> None:
     row = rows()[flags]
     assert row[1] == names
     assert row[2] == (option.unit or "none")
-    assert row[3] == default_cell(field.default)
+    assert row[3] == default_cell(field.default, option.metavar)
 
 
-def default_cell(value: object) -> str:
+def default_cell(value: object, metavar: str) -> str:
+    if value == -1 and "auto" in metavar.split("|"):
+        return "auto"
     if value is None or value in ("", ()) or value == {}:
         return "none"
     if isinstance(value, bool):

@@ -47,7 +47,7 @@ MORE_HELP: Mapping[str, str] = {
     "slots_emptied_for_room_total": "Idle slots emptied, the shared KV buffer being full",
     "step_overhead_us_per_slot": "Microseconds of a step outside llama, per slot: the median of the last 512",
     "step_overhead_us_per_slot_less_drafting": "The same, less 60 for each drafted token",
-    "draft_prompt_tokens_total": "Prompt tokens that a drafter read by itself, because its state was lost",
+    "draft_prompt_tokens_total": "Tokens that a drafter read by itself, because its state was lost",
     "spec_drafter_drafts_total": "Rounds with a draft, by drafter",
     "spec_drafter_drafted_total": "Tokens drafted, by drafter",
     "spec_drafter_accepted_total": "Drafted tokens accepted, by drafter",

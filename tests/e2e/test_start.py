@@ -204,6 +204,19 @@ def test_a_file_that_is_no_model_ends_the_start_with_its_name(tmp_path: Path, fl
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr
     assert str(path) in ended.stderr
+    if kind != "cut off":  # seen before any model is read
+        assert f"--model{'-draft' * (flag == '-md')}: " in ended.stderr
+        assert "slots of" not in ended.stderr
+
+
+def test_a_slot_directory_that_is_none_ends_the_start_with_its_flag(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    ended = run_until_it_ends([*flags("self"), "--slot-save-path", str(path)])
+    assert ended.returncode == 1
+    [line] = [line for line in ended.stderr.splitlines() if "cannot start" in line]
+    assert "--slot-save-path: " in line
+    assert str(path) in line
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,12 @@ def test_strip_writes_a_smaller_valid_file(
         assert file.facts is not None
         assert file.facts.target == facts(0).target
         assert file.facts.draft == (facts(0).draft if has_draft else None)
+    [shown] = [
+        line.split()
+        for line in run("inspect", out).output.splitlines()
+        if line.split()[:2] == ["draft", "model"]
+    ]
+    assert (shown[2:] == ["none"]) != has_draft
 
 
 def test_strip_works_in_place_and_leaves_no_temporary_file(full: Path) -> None:
