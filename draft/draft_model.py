@@ -152,6 +152,8 @@ class DraftModelDrafter:
     def truncate(self, seq_id: int, n_tokens: int) -> None:
         self._verified.pop(seq_id, None)
         self._drop_trail(seq_id, [], self.n_tokens(seq_id))
+        if n_tokens == 0:
+            self._seqs[seq_id].lags_by_choice = False
         if self._end(seq_id) > n_tokens:
             self._cut(seq_id, n_tokens)
 

@@ -58,7 +58,7 @@ class Pace:
 
     def begin_step(self, n_slots: int) -> bool:
         """True where the prices have changed."""
-        self._lag_ms = 0.0
+        self._drafted_ms = self._lag_ms = 0.0
         self._prices_for -= 1
         if n_slots != self.n_slots:
             self.n_slots, self._prices_for, self._quiet = max(1, n_slots), 0, _Quiet()
@@ -124,11 +124,12 @@ class Pace:
         return self._learn(quiet.n, n_tokens, quiet.target_ms / quiet.n, quiet.wall_ms / quiet.n, n_gained)
 
     def _learn(self, n: int, n_tokens: int, target_ms: float, wall_ms: float, n_gained: int) -> Steps:
-        self.costs.observe(n_tokens, target_ms)
+        self.costs.observe(n_tokens, target_ms, n)
         own_ms = max(0.0, wall_ms - target_ms - self._drafted_ms)
         has_drafts = n_tokens > self.n_slots or self._drafted_ms > 0.0
         known = self.own_ms[has_drafts]
-        self.own_ms[has_drafts] += 0.05 * min(own_ms - known, known + _OWN_MS)  # one slow step is no reason
+        # One slow step is no reason.
+        self.own_ms[has_drafts] += (1.0 - 0.95**n) * min(own_ms - known, known + _OWN_MS)
         self._drafted_ms = 0.0
         steps = Steps(n, n_tokens, n_gained, max(0.0, wall_ms - self.costs.extra_ms()))
         if wall_ms > 0.0 and target_ms > 0.0:

@@ -30,7 +30,7 @@ class StepCosts:
         self._level = math.nan
         self._shape: dict[int, float] = {}
         self._seen: dict[int, int] = {}
-        self._stale = 0  # observations since the table was made
+        self._stale = 0  # steps since the table was made
         self._table = np.zeros(0)  # shape by tokens in the batch, not logarithmic; [0] unused
         self._size = self._run = 0  # of the last step, and how many before it had the same
         self._broken = 0  # steps for which a break may still be felt
@@ -41,14 +41,15 @@ class StepCosts:
         """What a change of the number of tokens costs, over the steps that it makes slower."""
         return sum(self._extra)
 
-    def observe(self, n_tokens: int, ms: float) -> None:
+    def observe(self, n_tokens: int, ms: float, n_steps: int = 1) -> None:
+        """A step over n_tokens tokens took `ms`, or that is the mean of some in a row."""
         if not 0 < n_tokens <= _LARGEST_STEP or ms <= 0.0:
             return
         self._run = self._run + 1 if n_tokens == self._size else 0
         self._size = n_tokens
         self._broken = max(0, self._broken - 1)
         if self.is_settled:
-            self._learn(n_tokens, ms)
+            self._learn(n_tokens, ms, n_steps)
         elif not self._broken:
             self._learn_change(n_tokens, ms)
 
@@ -78,7 +79,7 @@ class StepCosts:
             known = self._extra[self._run]
             self._extra[self._run] = known + 0.05 * (max(0.0, ms - self.ms(n_tokens)) - known)
 
-    def _learn(self, n_tokens: int, ms: float) -> None:
+    def _learn(self, n_tokens: int, ms: float, n_steps: int) -> None:
         y = math.log(ms)
         if math.isnan(self._level):
             self._level = y - math.log(_unknown_shape(n_tokens))
@@ -87,11 +88,11 @@ class StepCosts:
         error = y - self._level - shape
         if seen >= 3:
             error = max(-0.7, min(0.7, error))
-            self._level += 0.1 * error
+            self._level += (1.0 - 0.9**n_steps) * error
         self._seen[n_tokens] = seen + 1
         # Once a size is known the level takes the error: else the sizes that come often would take it alone.
-        self._shape[n_tokens] = shape + (1.0 / (seen + 1) if seen < 3 else 0.02) * error
-        self._stale += 1
+        self._shape[n_tokens] = shape + (1.0 / (seen + 1) if seen < 3 else 1.0 - 0.98**n_steps) * error
+        self._stale += n_steps
         if seen < 3 or self._stale >= _TABLE_FOR:
             self._table, self._stale = self._interpolate(), 0
 

@@ -127,7 +127,8 @@ class EngineCore:
         try:
             self.target.decode(self._batch)
         except ContextFull:
-            self.finisher.make_room([r.slot for r in rounds] + [s for s, _ in chunks])
+            # All of them: one that found no place in this batch may hold the cells that are lacking.
+            self.finisher.make_room([s for s in self.slots if s.task is not None])
             return False
         except LlamaError as e:
             for slot in [r.slot for r in rounds] + [s for s, _ in chunks]:

@@ -135,7 +135,7 @@ class ThreadControl:
             return
         target_ms, wall_ms = self._target_ms / n, self._wall_ms
         self._n_steps, self._target_ms, self._wall_ms = 0, 0.0, 0.0
-        self._costs.observe(self._n_tokens, target_ms)
+        self._costs.observe(self._n_tokens, target_ms, n)
         before = self._tuner.n_now
         now = self._tuner.observe(self._costs.as_one(self._n_tokens, target_ms), wall_ms, n)
         if now != before:

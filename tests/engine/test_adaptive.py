@@ -37,7 +37,7 @@ class FakeCosts(StepCosts):
         self.marginal = marginal
         self.change_takes((change_ms, 0.0))
 
-    def observe(self, n_tokens: int, ms: float) -> None:
+    def observe(self, n_tokens: int, ms: float, n_steps: int = 1) -> None:
         pass
 
     def ms(self, n_tokens: int) -> float:

@@ -27,6 +27,21 @@ def test_prompts_that_do_not_fit_at_once_wait_and_no_answer_is_cut() -> None:
         assert core.stats.events["requests_postponed_for_room_total"] > 0
 
 
+def test_a_prompt_whose_cells_are_held_by_one_outside_the_batch_waits() -> None:
+    """The newer prompt alone fills the micro-batch; refused, it would be too long for a server that it fits."""
+    first, second = (filler(model_of(DRAFTER), 200, seed) for seed in (1, 2))
+    with core_of(SHARED) as core:
+        turns = [submit(core, request(first, 4, id_slot=1, ignore_eos=True))]
+        for _ in range(5):
+            core.step()
+        turns.append(submit(core, request(second, 4, id_slot=0, ignore_eos=True)))
+        core.step()
+        drain(core)
+        assert [t.error for t in turns] == [None, None]
+        assert [t.timings.predicted_n for t in turns] == [4, 4]
+        assert core.stats.events["requests_postponed_for_room_total"] > 0
+
+
 def test_an_idle_slot_gives_its_cells_up_first() -> None:
     model = model_of(DRAFTER)
     with core_of(SHARED) as core:
