@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from draft.step_costs import StepCosts
+from draft.step_costs import StepCosts, StepSum
 
 _QUIET_STEPS = 8
 _OWN_MS = 0.3  # of a step with drafts, until it is known
@@ -27,15 +27,6 @@ class Steps:
 
 
 @dataclass(slots=True)
-class _Quiet:
-    """Plain steps behind plain ones: they are learnt from together, as their mean."""
-
-    n: int = 0
-    target_ms: float = 0.0
-    wall_ms: float = 0.0
-
-
-@dataclass(slots=True)
 class Pace:
     """One engine's. A price is in tokens that a slot makes in the time."""
 
@@ -52,7 +43,7 @@ class Pace:
     _time: float = 0.0  # in steps over one token, so that a machine that slows down does not bend the rate
     _prices: list[float] = field(default_factory=list)  # see prices
     _prices_for: int = 0  # steps for which they hold
-    _quiet: _Quiet = field(default_factory=_Quiet)
+    _quiet: StepSum = field(default_factory=StepSum)  # plain steps behind plain ones
     _drafted_ms: float = 0.0  # in this step, as is the next
     _lag_ms: float = 0.0
 
@@ -61,7 +52,7 @@ class Pace:
         self._drafted_ms = self._lag_ms = 0.0
         self._prices_for -= 1
         if n_slots != self.n_slots:
-            self.n_slots, self._prices_for, self._quiet = max(1, n_slots), 0, _Quiet()
+            self.n_slots, self._prices_for, self._quiet = max(1, n_slots), 0, StepSum()
         if self._prices_for > 0:
             return False
         self._prices, self._prices_for = [], _PRICES_FOR
@@ -115,12 +106,10 @@ class Pace:
         if n_tokens > self.n_slots or self._drafted_ms > 0.0 or not self.costs.has_settled_at(n_tokens):
             return self._learn(1, n_tokens, target_ms, wall_ms, n_gained)
         quiet = self._quiet
-        quiet.n += 1
-        quiet.target_ms += target_ms
-        quiet.wall_ms += wall_ms
+        quiet.add(target_ms, wall_ms)
         if quiet.n < _QUIET_STEPS:
             return None
-        self._quiet = _Quiet()
+        self._quiet = StepSum()
         return self._learn(quiet.n, n_tokens, quiet.target_ms / quiet.n, quiet.wall_ms / quiet.n, n_gained)
 
     def _learn(self, n: int, n_tokens: int, target_ms: float, wall_ms: float, n_gained: int) -> Steps:
@@ -130,7 +119,6 @@ class Pace:
         known = self.own_ms[has_drafts]
         # One slow step is no reason.
         self.own_ms[has_drafts] += (1.0 - 0.95**n) * min(own_ms - known, known + _OWN_MS)
-        self._drafted_ms = 0.0
         steps = Steps(n, n_tokens, n_gained, max(0.0, wall_ms - self.costs.extra_ms()))
         if wall_ms > 0.0 and target_ms > 0.0:
             # A ratio of sums: the mean of the steps' own rates would make much of short steps.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,20 @@ _SETTLED = 2  # steps of the size before it, after which a step takes what it ta
 _UNSETTLED_MOST = 0.5  # steps over one token; what costs more to change is told apart from the size
 _WEIGHT = 256  # steps; a size seen more often weighs no more
 _TABLE_FOR = 16  # steps; what a known size costs moves by 2 % in one at most
+
+
+@dataclass(slots=True)
+class StepSum:
+    """Steps over one number of tokens that are learnt from together, since each look costs time."""
+
+    n: int = 0
+    target_ms: float = 0.0
+    wall_ms: float = 0.0
+
+    def add(self, target_ms: float, wall_ms: float) -> None:
+        self.n += 1
+        self.target_ms += target_ms
+        self.wall_ms += wall_ms
 
 
 class StepCosts:

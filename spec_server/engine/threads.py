@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from draft.step_costs import StepCosts
+from draft.step_costs import StepCosts, StepSum
 
 _KEPT = 0.85  # of the mean cost, by a step
 _SLOW = 1.3  # times the usual cost of a step
@@ -106,8 +106,8 @@ class ThreadControl:
         self._tuner = ThreadTuner(n_threads)
         self._costs = StepCosts()
         self._set_threads = set_threads
-        self._n_tokens = self._n_steps = 0  # of the steps that are looked at together next
-        self._target_ms = self._wall_ms = 0.0
+        self._n_tokens = 0  # of the steps that are looked at together next
+        self._together = StepSum()
 
     @property
     def n_threads(self) -> int:
@@ -123,21 +123,19 @@ class ThreadControl:
             self._n_tokens = n_tokens
             if self._tuner.is_trying and not was_trying:
                 return  # the step is older than the trial
-        self._n_steps += 1
-        self._target_ms += target_ms
-        self._wall_ms += wall_ms
-        if self._n_steps >= _TOGETHER or self._tuner.is_trying:
+        self._together.add(target_ms, wall_ms)
+        if self._together.n >= _TOGETHER or self._tuner.is_trying:
             self._look()
 
     def _look(self) -> None:
-        n = self._n_steps
-        if not n:
+        steps = self._together
+        if not steps.n:
             return
-        target_ms, wall_ms = self._target_ms / n, self._wall_ms
-        self._n_steps, self._target_ms, self._wall_ms = 0, 0.0, 0.0
-        self._costs.observe(self._n_tokens, target_ms, n)
+        self._together = StepSum()
+        target_ms = steps.target_ms / steps.n
+        self._costs.observe(self._n_tokens, target_ms, steps.n)
         before = self._tuner.n_now
-        now = self._tuner.observe(self._costs.as_one(self._n_tokens, target_ms), wall_ms, n)
+        now = self._tuner.observe(self._costs.as_one(self._n_tokens, target_ms), steps.wall_ms, steps.n)
         if now != before:
             for set_threads in self._set_threads:
                 set_threads(now)
