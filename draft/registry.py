@@ -54,6 +54,7 @@ class DrafterSetup:
     n_threads: int = 1
     n_threads_batch: int = 1
     n_gpu_layers: int = -1
+    load_mode: str = "auto"
     kv_unified: bool = False
     flash_attn: str = "auto"
     type_k: str = "f16"
@@ -102,7 +103,7 @@ def _warm_up(context: LlamaContext) -> None:
 def _draft_simple(setup: DrafterSetup) -> Drafter:
     if setup.model_path is None:
         raise DraftSetupError("draft-simple needs a draft model (--model-draft)")
-    model = Model(setup.model_path, n_gpu_layers=setup.n_gpu_layers)
+    model = Model(setup.model_path, n_gpu_layers=setup.n_gpu_layers, load_mode=setup.load_mode)
     check_vocabulary(setup.target_model, model)
     context = _context(setup, model, mtp=False)
     _, digest = model.identity()

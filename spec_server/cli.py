@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from spec_server import __version__, machine
 from spec_server.environment import unread
 from spec_server.settings import Settings, env_names, option_of, variable_of
-from spec_server.tolerated import ALWAYS_SO, DEVICES, IGNORED, ONLY, REFUSED_FLAGS, is_neutral
+from spec_server.tolerated import ALWAYS_SO, DEVICES, IGNORED, OLDER, ONLY, REFUSED_FLAGS, is_neutral
 from spec_server.wording import fault
 
 DESCRIPTION = "Serves a model over HTTP, with speculative decoding whose state can be saved and restored."
@@ -88,6 +88,8 @@ def build_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("Accepted for llama-server's sake, without effect", tolerated)
     _tolerate(group, ALWAYS_SO, "always_so")
     _tolerate(group, IGNORED, "ignored")
+    for flag, (name, value) in OLDER.items():
+        group.add_argument(flag, dest=name, action="store_const", const=value, help=argparse.SUPPRESS)
     for flag in ONLY:
         dest = "no_device" if flag in DEVICES else "always_so"
         group.add_argument(flag, dest=dest, action=_OnlyNeutral, help=argparse.SUPPRESS)

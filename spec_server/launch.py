@@ -39,6 +39,7 @@ from spec_server.engine.transfer import Transfer
 from spec_server.engine.warmup import measure_step_costs, warm_up
 from spec_server.engine.worker import EngineWorker, WorkerOptions, engine_thread
 from spec_server.listening import Server, listen, url_of
+from spec_server.load_mode import load_mode
 from spec_server.runtime.errors import LlamaError, ModelError
 from spec_server.runtime.gguf import check_readable
 from spec_server.runtime.llama_context import LlamaContext
@@ -158,8 +159,12 @@ def build(settings: Settings) -> Parts:
     """Model, contexts, drafter, engine and store. Raises what each of them raises where it cannot be had."""
     store = _store(settings)
     _check_models(settings)
+    settings = settings.model_copy(update={"load_mode": load_mode(settings)})
     model = Model(
-        settings.model, n_gpu_layers=settings.gpu_layers, load_mtp=reads_hidden_rows(settings.drafters)
+        settings.model,
+        n_gpu_layers=settings.gpu_layers,
+        load_mtp=reads_hidden_rows(settings.drafters),
+        load_mode=settings.load_mode,
     )
     if settings.gpu_layers > 0 and not model.is_offloaded:
         log.warning(
@@ -268,6 +273,7 @@ def _drafter_setup(
         n_threads=n_threads,
         n_threads_batch=n_threads_batch,
         n_gpu_layers=settings.gpu_layers_draft,
+        load_mode=settings.load_mode,
         kv_unified=settings.is_unified,
         flash_attn=settings.flash_attn,
         type_k=settings.cache_type_k_draft,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 _GIB = 1 << 30
@@ -29,6 +30,12 @@ def default_threads() -> int:
 
 def default_checkpoint_bytes() -> int:
     """A quarter of the memory free now, at most 2 GiB."""
+    return min(available_bytes() // 4, 2 * _GIB)
+
+
+def available_bytes() -> int:
+    """What this process could allocate now: the machine's available memory, or less where a control group of it
+    allows less. Pages of files count as available, for machine and group alike."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
@@ -36,7 +43,28 @@ def default_checkpoint_bytes() -> int:
                 free = int(line.split()[1]) * 1024
     except OSError:
         pass
-    return min(free // 4, 2 * _GIB)
+    return min([free, *_left_in_groups()])
+
+
+def _left_in_groups(
+    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> Iterator[int]:
+    """For this process's control group and those around it that have a limit (cgroup v2)."""
+    try:
+        path = next(line[3:] for line in own.read_text().splitlines() if line.startswith("0::"))
+    except (OSError, StopIteration):
+        return
+    group = root / path.lstrip("/")
+    for folder in (group, *group.parents):
+        try:
+            limit = int((folder / "memory.max").read_text())  # "max" where there is none
+            used = int((folder / "memory.current").read_text())
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            yield max(0, limit - used + int(stat["file"]))
+        except (OSError, ValueError, KeyError):
+            pass
+        if folder == root:
+            return
 
 
 _SPIN = "GOMP_SPINCOUNT"

@@ -13,6 +13,7 @@ from spec_server.options import (
     JsonObject,
     KvType,
     Layers,
+    LoadMode,
     Option,
     Positive,
     Switch,
@@ -208,8 +209,19 @@ class ComputeFields(BaseModel):
             "turns that a llama worker spins at a barrier before it sleeps (GOMP_SPINCOUNT)",
         ),
     ] = -1
+    load_mode: Annotated[
+        LoadMode,
+        Option(
+            "-lm --load-mode",
+            _COMPUTE,
+            "MODE",
+            "how weights come into memory: auto, none, mmap, mlock, mmap+mlock or dio",
+            env="LLAMA_ARG_LOAD_MODE",
+        ),
+    ] = "auto"
     gpu_layers: Annotated[
         Layers,
+        LoadMode,
         Option(
             "-ngl --gpu-layers --n-gpu-layers",
             _COMPUTE,

@@ -34,11 +34,6 @@ IGNORED = {
     "--no-perf": 0,
     "--warmup": 0,
     "--cache-idle-slots": 0,
-    "--mlock": 0,
-    "--mmap": 0,
-    "--no-mmap": 0,
-    "-lm": 1,
-    "--load-mode": 1,
     "--check-tensors": 0,
     "--repack": 0,
     "-nr": 0,
@@ -105,6 +100,12 @@ IGNORED = {
     "--dynatemp-exp": 1,
     "--mirostat-lr": 1,
     "--mirostat-ent": 1,
+}
+# Older words for a setting: field and value.
+OLDER: Mapping[str, tuple[str, str]] = {
+    "--mlock": ("load_mode", "mmap+mlock"),
+    "--mmap": ("load_mode", "mmap"),
+    "--no-mmap": ("load_mode", "none"),
 }
 # Accepted with the values that ask for what is so here anyway; with any other they would change the answers, or where
 # they are computed.
@@ -185,8 +186,9 @@ ALWAYS_SO_ENV: Mapping[str, bool] = {
 }
 IGNORED_ENV = frozenset(
     f"LLAMA_ARG_{flag.lstrip('-').upper().replace('-', '_')}"
-    for flag in (*IGNORED, "endpoint-props", "think")  # where --props and --reasoning-format are found there
-    if flag.startswith("--") or flag in ("endpoint-props", "think")
+    # where --props and --reasoning-format are found there, and older words that have no variable here
+    for flag in (*IGNORED, *OLDER, "--endpoint-props", "--think")
+    if flag.startswith("--")
 )
 
 

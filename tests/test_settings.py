@@ -9,7 +9,7 @@ import pytest
 
 from spec_server.cli import build_parser, known_flags, parse
 from spec_server.settings import Settings, env_names, option_of
-from spec_server.tolerated import ALWAYS_SO, DEVICES, IGNORED, NEUTRAL, REFUSED, REFUSED_FLAGS
+from spec_server.tolerated import ALWAYS_SO, DEVICES, IGNORED, NEUTRAL, OLDER, REFUSED, REFUSED_FLAGS
 
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
 BASE = ["-m", "m.gguf"]
@@ -260,6 +260,13 @@ def test_layers_that_are_no_number_and_no_word_of_theirs(
     assert "it must be a whole number, auto or all" in refusal(capsys, *BASE, "-ngl", word)
 
 
+@pytest.mark.parametrize(
+    ("flag", "mode"), [("--mlock", "mmap+mlock"), ("--mmap", "mmap"), ("--no-mmap", "none")]
+)
+def test_older_flags_for_the_load_mode_do_what_they_did(flag: str, mode: str) -> None:
+    assert parse([*BASE, flag]).load_mode == mode
+
+
 def test_help_groups_and_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         parse(["--help"])
@@ -315,7 +322,7 @@ def test_every_documented_flag_exists() -> None:
     known = known_flags(build_parser())
     documented = set(re.findall(r"`(--?[A-Za-z][\w.-]*)`", PAGE.read_text()))
     assert documented - known == REFUSED_FLAGS
-    assert {*ALWAYS_SO, *IGNORED, *NEUTRAL, *DEVICES} - documented == set()
+    assert {*ALWAYS_SO, *IGNORED, *NEUTRAL, *DEVICES, *OLDER} - documented == set()
 
 
 def test_no_flag_is_both_refused_and_known() -> None:

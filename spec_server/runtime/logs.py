@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import deque
 from typing import Any
+
+from spec_server.runtime import huge_pages
 
 logger = logging.getLogger("llama")
 
 _CONTINUATION = 5  # GGML_LOG_LEVEL_CONT: goes on with the line before
+# llama names a buffer after it has allocated it and before it writes to it.
+_NEW_HOST_BUFFER = re.compile(rb"CPU\w* .*buffer size = ")
 _LEVELS = {0: logging.INFO, 1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 
 
@@ -63,6 +68,8 @@ def install(native: Any) -> None:
 
     def on_line(level: int, text: bytes, _user: Any) -> None:
         joiner.feed(level, text)
+        if _NEW_HOST_BUFFER.search(text):
+            huge_pages.ask()
 
     _callback = native.llama_log_callback(on_line)
     native.llama_log_set(_callback, None)

@@ -19,8 +19,23 @@ from spec_server.runtime.errors import LlamaError, ModelError, TooManyTokens
 MAX_VOCAB_DIFFERENCE = 128
 FIRST_COMPARED_TOKEN = 5
 
+# How weights come into memory, in llama-server's words
+LOAD_MODES: dict[str, int] = {
+    "auto": lib.LLAMA_LOAD_MODE_AUTO,
+    "none": lib.LLAMA_LOAD_MODE_NONE,
+    "mmap": lib.LLAMA_LOAD_MODE_MMAP,
+    "mlock": lib.LLAMA_LOAD_MODE_MLOCK,
+    "mmap+mlock": lib.LLAMA_LOAD_MODE_MMAP_MLOCK,
+    "dio": lib.LLAMA_LOAD_MODE_DIRECT_IO,
+}
+
 _SHORT = 4096  # bytes: not worth cutting
 _STRIPS = lib.LLAMA_TOKEN_ATTR_LSTRIP | lib.LLAMA_TOKEN_ATTR_RSTRIP
+
+
+def goes_to_gpu(n_gpu_layers: int) -> bool:
+    """Whether a model loaded with so many layers on the GPU has any there."""
+    return n_gpu_layers != 0 and bool(lib.llama_supports_gpu_offload())
 
 
 class Model:
@@ -35,8 +50,7 @@ class Model:
         *,
         n_gpu_layers: int = -1,
         load_mtp: bool = False,
-        use_mmap: bool = True,
-        use_mlock: bool = False,
+        load_mode: str = "auto",
         vocab_only: bool = False,
     ) -> None:
         self._model: Any = None
@@ -46,13 +60,10 @@ class Model:
         gguf.check_readable(self.path)
         params = lib.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
-        self.is_offloaded = n_gpu_layers != 0 and bool(lib.llama_supports_gpu_offload())
+        self.is_offloaded = goes_to_gpu(n_gpu_layers)
         params.load_mtp = load_mtp
         params.vocab_only = vocab_only
-        if use_mlock:
-            params.load_mode = lib.LLAMA_LOAD_MODE_MMAP_MLOCK if use_mmap else lib.LLAMA_LOAD_MODE_MLOCK
-        elif not use_mmap:
-            params.load_mode = lib.LLAMA_LOAD_MODE_NONE
+        params.load_mode = LOAD_MODES[load_mode]
         logs.joiner.take_errors()
         self._model = lib.llama_model_load_from_file(os.fsencode(self.path), params)
         if not self._model:

