@@ -51,6 +51,13 @@ def _add_amounts(parser: argparse.ArgumentParser) -> None:
     add("--workload", choices=WORKLOADS, action="append", help="repeatable (default: all five)")
     add("--clients", type=_numbers, default=(1, 8), metavar="N,...", help="at once (default: 1,8)")
     add("--rounds", type=_positive, default=8, help="paired rounds, each with other prompts (default: 8)")
+    add(
+        "--fresh",
+        type=_positive,
+        metavar="N",
+        help="start everybody again every N rounds: a process may be some per cent faster than another for its whole "
+        "life (default: never)",
+    )
     add("--minutes", type=float, metavar="M", help="stop before M minutes, after a whole round")
     add("--max-tokens", type=_positive, help="tokens of each answer (default: 128)")
     add("--warmup", type=_positive, default=64, help="tokens before the first round (default: 64)")

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -83,20 +83,29 @@ class Bench:
     notes: list[str] = field(default_factory=list)
 
     def measure(self, block: Block, folder: Path, neighbour: machine.Neighbour | None) -> None:
-        """Starts everybody, measures, stops everybody, whatever happens."""
+        """All rounds of a block, with --fresh by several sets of processes."""
+        n_fresh = self.args.fresh or block.n_rounds
+        for first in range(0, block.n_rounds, n_fresh):
+            n_rounds = min(n_fresh, block.n_rounds - first)
+            budget_s = None if block.budget_s is None else block.budget_s * n_rounds / block.n_rounds
+            self._measure(replace(block, n_rounds=n_rounds, budget_s=budget_s), first, folder, neighbour)
+
+    def _measure(self, block: Block, first: int, folder: Path, neighbour: machine.Neighbour | None) -> None:
+        """Starts everybody, measures rounds from number `first` on, stops everybody, whatever happens."""
         with ExitStack() as stack:
-            contestants = self._started(block, folder, stack)
+            contestants = self._started(block, first, folder, stack)
             ours = next((one for one in contestants if one.name.startswith(f"{OURS}:")), None)
             if ours is None:
                 raise ServerDied("none of our servers started:\n" + "\n".join(self.notes))
-            available, warm = self._prompts(block, ours)
+            available, warm = self._prompts(block, first, ours)
             rounds = Rounds(
                 block,
                 list(contestants),
                 available,
                 neighbour,
-                random.Random(self.args.seed),
+                random.Random(self.args.seed + first),
                 _log,
+                first,
                 notes=self.notes,
             )
             rounds.warm_up(warm, self.args.warmup)
@@ -125,13 +134,14 @@ class Bench:
         lengths = comparisons.best_lengths(self.samples, self.configs)
         return report.Run(setup, self.samples, results, lengths, [*self.notes, *_reading_again(self.samples)])
 
-    def _started(self, block: Block, folder: Path, stack: ExitStack) -> list[Contestant]:
+    def _started(self, block: Block, first: int, folder: Path, stack: ExitStack) -> list[Contestant]:
         """In random order. One that does not start is left out with its reason: not all know all flags."""
         contestants: list[Contestant] = []
         _log(f"{clients(block.n_clients)}: starting {len(self.configs)} servers")
-        order = random.Random(self.args.seed)
+        order = random.Random(self.args.seed + first)
+        suffix = f"-{block.n_clients}" + (f"-from-{first}" if first else "")
         for config in order.sample(self.configs, len(self.configs)):
-            log = folder / f"{config.contestant.replace(':', '-')}-{block.n_clients}.log"
+            log = folder / f"{config.contestant.replace(':', '-')}{suffix}.log"
             env = dict(self.args.ours_env if config.side == OURS else self.args.peer_env)
             process = ServerProcess(self.argv(config, block.n_clients), log_path=log, env=env)
             try:
@@ -148,7 +158,10 @@ class Bench:
         if self.args.bare and block.n_clients == 1:
             argv = [sys.executable, str(BARE_LOOP), "-c", str(self.args.slot_ctx), *self._same_for_all()]
             bare = BareLoop(
-                argv, log_path=folder / "bare.log", timeout_s=self.args.timeout, env=dict(self.args.bare_env)
+                argv,
+                log_path=folder / f"bare{suffix}.log",
+                timeout_s=self.args.timeout,
+                env=dict(self.args.bare_env),
             )
             contestants.append(stack.enter_context(bare))
         return contestants
@@ -168,19 +181,18 @@ class Bench:
     def _server(self, name: str, url: str, pid: int | None) -> ServerContestant:
         return ServerContestant(name, url, pid=pid, timeout_s=self.args.timeout)
 
-    def _prompts(self, block: Block, ours: Contestant) -> tuple[Prompts, list[list[int]]]:
+    def _prompts(self, block: Block, first: int, ours: Contestant) -> tuple[Prompts, list[list[int]]]:
         """Tokens by workload, and those to warm up with: the last of chat; rounds take the first."""
         assert isinstance(ours, ServerContestant)
         with Client(ours.base_url, timeout_s=self.args.timeout) as client:
             available = {}
-            n_used = block.n_rounds * block.n_clients
+            n_used = (first + block.n_rounds) * block.n_clients
             for name in block.workloads:
                 those = [workloads.tokens(one, client) for one in workloads.prompts(name)[:n_used]]
                 available[name] = those
-                if n_used > len(those):
-                    self.notes.append(
-                        f"{name}, {clients(block.n_clients)}: its {len(those)} prompts are used again"
-                    )
+                again = f"{name}, {clients(block.n_clients)}: its {len(those)} prompts are used again"
+                if n_used > len(those) and again not in self.notes:
+                    self.notes.append(again)
             warm = [workloads.tokens(one, client) for one in workloads.prompts("chat")[-block.n_clients :]]
         return available, warm
 

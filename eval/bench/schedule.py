@@ -59,6 +59,7 @@ class Rounds:
     neighbour: Neighbour | None
     order: random.Random
     log: Log
+    first: int = 0  # number of the first round: each has its own prompts
     samples: list[Sample] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -71,7 +72,7 @@ class Rounds:
         block, began = self.block, time.monotonic()
         for number in range(block.n_rounds):
             for workload in self.order.sample(block.workloads, len(block.workloads)):
-                self._round(workload, number)
+                self._round(workload, self.first + number)
             spent = time.monotonic() - began
             left = (block.n_rounds - number - 1) * spent / (number + 1)
             is_last = number + 1 == block.n_rounds

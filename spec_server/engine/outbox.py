@@ -1,7 +1,7 @@
 """What the engine thread has to say to the event loop; text of a few milliseconds goes over in one call.
 
 Handing over costs about as much as all else that a token costs beside the decode: the loop wakes up, and a chunk is
-written and read. Nobody sees the difference between a token at once and one that is 15 ms late.
+written and read. Nobody sees the difference between a token at once and one that is 20 ms late.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from spec_server.engine.base import Delta, Event
 
 Events = asyncio.Queue[Event | Exception]
-INTERVAL_S = 0.015
+INTERVAL_S = 0.02
 
 
 class Outbox:

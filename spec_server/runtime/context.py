@@ -38,7 +38,8 @@ class Context(Protocol):
         """Append the batch's tokens. ContextFull, BatchError: nothing was appended."""
 
     def logits(self, row: int, n_rows: int) -> Floats:
-        """[n_rows, n_vocab] of output rows row .. row+n_rows-1 of the last decode; a view, dead after it."""
+        """[n_rows, n_vocab] of output rows row .. row+n_rows-1 of the last decode; a view that dies with the next
+        one, on memory that is llama's: nobody writes to it."""
 
     def hidden(self, row: int, n_rows: int) -> Floats:
         """[n_rows, n_embd] NextN rows by *batch* row (target) or *output* row (MTP context); a view."""

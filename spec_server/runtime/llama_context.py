@@ -125,6 +125,8 @@ class LlamaContext:
         self._logits = self._logits_view = self._hidden = np.zeros((0, 0), np.float32)
         self._logits_at = self._hidden_at = 0  # addresses of the last decode's rows, once they were asked for
         self._logits_shown = (0, 0)  # address and rows that _logits_view was made for
+        # Rows of that view: right after a decode all is cold, and to make a view takes as long as to search a row.
+        self._single_rows: dict[int, Floats] = {}
 
     def _study_memory(self, kv_unified: bool) -> None:
         self._unified = kv_unified
@@ -276,8 +278,14 @@ class LlamaContext:
             if self._logits_at != self._logits_shown[0] or self._n_outputs > self._logits_shown[1]:
                 self._logits_shown = self._logits_at, self._n_outputs
                 self._logits_view = _view(self._logits_at, self._n_outputs, self.n_vocab)
+                self._single_rows = {}
             self._logits = self._logits_view
-        return self._logits[row : row + n_rows]
+        if n_rows != 1 or self._logits is not self._logits_view:
+            return self._logits[row : row + n_rows]
+        single = self._single_rows.get(row)
+        if single is None:
+            single = self._single_rows[row] = self._logits[row : row + 1]
+        return single
 
     def hidden(self, row: int, n_rows: int) -> Floats:
         if row < 0 or n_rows < 0 or row + n_rows > self._n_rows or not self._has_hidden:
@@ -430,6 +438,7 @@ class LlamaContext:
             lib.llama_free(self._ctx)
             self._ctx = self._memory = None
             self._logits = self._logits_view = self._hidden = np.zeros((0, 0), np.float32)
+            self._single_rows = {}
             self._n_outputs = self._n_rows = 0
             self._model._release()
 
@@ -445,8 +454,7 @@ class LlamaContext:
 
 
 def _view(address: int, n_rows: int, width: int) -> Floats:
-    """[n_rows, width] on llama's memory, not writable."""
+    """[n_rows, width] on llama's memory. Not read-only, since numpy copies such rows before it searches them."""
     block = (ctypes.c_float * (n_rows * width)).from_address(address)
     view: Floats = np.ctypeslib.as_array(block).reshape(n_rows, width)
-    view.flags.writeable = False
     return view

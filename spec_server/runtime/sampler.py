@@ -35,13 +35,8 @@ _reset = function("llama_sampler_reset", None, _pointer)
 
 
 def argmax_rows(logits: Floats) -> list[int]:
-    """Greedy tokens, one for each row of logits [n, n_vocab]; the lowest id where several are equal.
-
-    Rows may be read-only as llama's are, on memory that is not.
-    """
-    rows = logits.view()
-    rows.flags.writeable = True  # numpy copies what is not before it searches, which takes as long again
-    best: list[int] = rows.argmax(axis=1).tolist()
+    """Greedy tokens, one for each row of logits [n, n_vocab]; the lowest id where several are equal."""
+    best: list[int] = logits.argmax(axis=1).tolist()
     return best
 
 

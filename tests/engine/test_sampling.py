@@ -187,7 +187,7 @@ def test_which_sampler_serves_a_request(params: SamplingParams, rule: Rule, kind
 def test_the_best_token_that_is_not_banned_is_greedy_and_the_rows_stay_as_they_were() -> None:
     none = np.zeros(0, np.int32)
     rows = np.asarray([[0, 9, 5, 1], [9, 8, 0, 7], [1, 2, 3, 9]], np.float32).view()
-    rows.flags.writeable = False  # as llama's own are
+    rows.flags.writeable = False
     sampler = make_sampler(SamplingParams(temperature=0.0), 4, suppressed=(1, 3, 99))
     assert isinstance(sampler, GreedySampler)
     assert sampler.pick(rows[:1], EMPTY_DRAFT, 0, none) == [2]

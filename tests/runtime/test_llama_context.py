@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from spec_server.runtime.context import Context
 from spec_server.runtime.errors import BatchError, ContextFull, ModelError, RewindError
 from spec_server.runtime.llama_context import LlamaContext, RopeSettings
 from spec_server.runtime.model import Model
+from spec_server.runtime.sampler import argmax_rows
 from tests.runtime.drive import HYBRID, Driver, gap, some_tokens
 
 Drive = Callable[..., Driver]
@@ -183,11 +185,16 @@ def test_rows_out_of_range(drive: Drive) -> None:
         driver.context.hidden(0, 1)
 
 
-def test_logits_are_not_writable(drive: Drive) -> None:
+def test_a_search_in_the_rows_copies_nothing(drive: Drive) -> None:
     driver = drive("full")
-    driver.feed((0, some_tokens(5)))
-    with pytest.raises(ValueError, match="read-only"):
-        driver.context.logits(0, 1)[0, 0] = 1.0
+    best = [int(row.argmax()) for row in driver.feed((0, some_tokens(4)), output="all")[0]]
+    rows = driver.context.logits(0, 4)
+    tracemalloc.start()
+    try:
+        assert argmax_rows(rows) == best
+        assert tracemalloc.get_traced_memory()[1] < rows[0].nbytes
+    finally:
+        tracemalloc.stop()
 
 
 def test_rows_follow_a_buffer_that_grows(drive: Drive) -> None:

@@ -52,6 +52,22 @@ def test_both_servers_are_measured_and_stopped(bench, tmp_path, capsys):
     assert fakes_alive() == []
 
 
+def test_fresh_processes_go_on_with_the_next_prompts(bench, tmp_path, monkeypatch):
+    pids = []
+    sampled = Rounds.run
+
+    def run(self):
+        pids.append([one.pid for one in self.contestants])
+        sampled(self)
+
+    monkeypatch.setattr("eval.bench.schedule.Rounds.run", run)
+    found = bench("--peer", FAKE, "--config", "off", "--clients", "1", "--rounds", "3", "--fresh", "2")
+    assert sorted(one["round"] for one in found["samples"]) == [0, 0, 1, 1, 2, 2]
+    assert len({pid for started in pids for pid in started}) == 4
+    assert (tmp_path / "logs" / "ours-off-1-from-2.log").exists()
+    assert fakes_alive() == []
+
+
 def test_a_server_that_refuses_its_flags_is_left_out_with_its_reason(bench):
     found = bench("--config", "off", "--config", "fixed2", "--config", "adaptive=--dies", "--clients", "1")
     assert [one["name"] for one in found["results"]] == ["ours:fixed2 / ours:off, 1 client"]
