@@ -16,7 +16,7 @@ _KEPT = 0.85  # of the mean cost, by a step
 _SLOW = 1.3  # times the usual cost of a step
 _SLOW_FOR_MS = 700.0
 _TRIAL_STEPS = 6
-_TOGETHER = 4  # steps over the same number of tokens that count as their mean, outside a trial
+_TOGETHER_MS = 50.0  # steps over the same number of tokens that count as their mean, outside a trial
 _BETTER = 0.95  # of the cost before the trial
 _HOPELESS = 1.1  # of the cost before: a trial that begins so is over
 _FIRST_WAIT_MS, _LAST_WAIT_MS = 700.0, 3_000.0
@@ -124,7 +124,7 @@ class ThreadControl:
             if self._tuner.is_trying and not was_trying:
                 return  # the step is older than the trial
         self._together.add(target_ms, wall_ms)
-        if self._together.n >= _TOGETHER or self._tuner.is_trying:
+        if self._together.wall_ms >= _TOGETHER_MS or self._tuner.is_trying:
             self._look()
 
     def _look(self) -> None:
