@@ -90,8 +90,8 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Text that became certain in one step: whole UTF-8 characters, no part of a possible stop string. `tokens`
-    are the tokens accepted in that step."""
+    """Text that became certain since the last one: whole UTF-8 characters, no part of a possible stop string.
+    `tokens` are the tokens accepted since then."""
 
     text: str
     tokens: tuple[int, ...]

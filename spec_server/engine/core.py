@@ -9,7 +9,7 @@ from draft.base import EMPTY_DRAFT, Drafter
 from draft.window import LengthPolicy
 from spec_server.engine import invariants
 from spec_server.engine.admit import WaitingLine
-from spec_server.engine.base import Delta, Started
+from spec_server.engine.base import Started
 from spec_server.engine.checkpoints import CheckpointKeeper, CheckpointOptions
 from spec_server.engine.errors import GenerationFailed, SlotNotFound
 from spec_server.engine.finish import Finisher
@@ -86,8 +86,15 @@ class EngineCore:
         """May the next step have prompt tokens in it?"""
         return len(self.line) > 0 or any(s.state is SlotState.PREFILL for s in self.slots)
 
+    def say(self) -> None:
+        """Stream what the steps since the last call gave. A step does not do so by itself: several tokens become
+        text as fast as one, and nobody reads that fast."""
+        for slot in self.slots:
+            if slot.task is not None and slot.task.unsaid:
+                self.finisher.say(slot.task)
+
     def step(self) -> bool:
-        """Admit, build one batch, decode it once, verify, accept, stream. False where there was nothing to do."""
+        """Admit, build one batch, decode it once, verify, accept. False where there was nothing to do."""
         started = StepClock(self.target.decode_ns, self.drafter.decode_ns)
         self._drop_cancelled()
         for task, slot in self.line.take(self.slots):
@@ -191,14 +198,14 @@ class EngineCore:
             self._advance(slot, task, tokens[0], self.finisher.deliver(slot, task, tokens).stop_type, tokens)
 
     def _advance(self, slot: Slot, task: Task, last: int, stop_type: str, tokens: list[int]) -> None:
-        """Stream what counts of this step; end the task where it ended, else remember the token to go on from."""
+        """End the task where it ended, else remember the token to go on from, and what counts of this step."""
         if not stop_type and len(slot.tokens) >= self.target.n_ctx_seq:
             stop_type = "context"
         if stop_type:
             self.finisher.end(slot, task, stop_type, tokens)
             return
         task.last_token = last
-        task.emit(task, Delta(task.text.take(), tuple(tokens)))
+        task.unsaid += tokens
 
     def _drop_cancelled(self) -> None:
         self.line.drop_cancelled()

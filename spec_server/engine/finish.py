@@ -36,25 +36,35 @@ class Finisher:
         )
 
     def deliver(self, slot: Slot, task: Task, tokens: Sequence[int]) -> Delivered:
-        """Feed the round's tokens to the text in order, up to the first that ends the generation."""
+        """Count the round's tokens in order, up to the first that ends the generation."""
         model = self._core.model
         for i, token in enumerate(tokens):
             task.n_predicted += 1
             if model.is_eog(token) and not task.request.ignore_eos:
                 return Delivered(i, "eos")
-            if task.text.push(model.piece(token)):
+            if task.text.may_stop and task.text.push(model.piece(token)):
                 return Delivered(i, "word")
             if 0 <= task.request.max_tokens <= task.n_predicted:
                 return Delivered(i, "limit")
         return Delivered(len(tokens) - 1, "")
 
+    def say(self, task: Task, stop_type: str = "") -> None:
+        """Stream the tokens that nobody heard of yet and their text; the last of both where there is a stop type."""
+        tokens, text = task.unsaid, task.text
+        if not text.may_stop:  # else they were looked at one by one
+            for token in tokens[:-1] if stop_type == "eos" else tokens:
+                text.push(self._core.model.piece(token))
+        if stop_type and stop_type != "word":
+            text.flush()
+        said = text.take()
+        if said or tokens:
+            task.emit(task, Delta(said, tuple(tokens)))
+        task.unsaid = []
+
     def end(self, slot: Slot, task: Task, stop_type: str, tokens: list[int]) -> None:
         """Send the last text and the end, count the request, free the slot."""
-        if stop_type != "word":
-            task.text.flush()
-        text = task.text.take()
-        if text or tokens:
-            task.emit(task, Delta(text, tuple(tokens)))
+        task.unsaid += tokens
+        self.say(task, stop_type)
         draft_prompt_n = self._core.drafter.prompt_tokens(slot.id)
         kind: Literal["eos", "word", "limit"] = (
             "eos" if stop_type == "eos" else "word" if stop_type == "word" else "limit"
@@ -67,6 +77,8 @@ class Finisher:
     def fail(self, slot: Slot, error: EngineError) -> None:
         """A decode went wrong: nothing of the slot can be trusted any more."""
         task = slot.task
+        if task is not None:
+            self.say(task)
         self._core.rollback.clear(slot)
         self.release(slot)
         if task is not None:

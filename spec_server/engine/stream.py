@@ -20,6 +20,11 @@ class TextStream:
         self._out: list[str] = []
         self.stopping_word = ""
 
+    @property
+    def may_stop(self) -> bool:
+        """Does every token have to be looked at as it comes?"""
+        return bool(self._stop)
+
     def push(self, piece: bytes) -> bool:
         """Add one token's bytes. True where a stop string is complete: what stands behind it is gone."""
         if not self._is_split and piece.isascii():

@@ -265,16 +265,18 @@ class EngineWorker:
                 self._mailbox.get()()
             self._drain()
             if core.reads_prompts:  # such a step takes long
-                self._outbox.hand_over()
+                self._say()
             busy = core.has_work and self._step()
             if core.finisher.awaits_transfer:
                 core.finisher.awaits_transfer = busy = False
-            if busy:
-                self._outbox.hand_over_if_due()
-            else:
-                self._outbox.hand_over()
+            if not busy or self._outbox.is_due:
+                self._say()
         self._end_all(Unavailable("the server is shutting down"))
         self._drain()
+        self._outbox.hand_over()
+
+    def _say(self) -> None:
+        self._core.say()
         self._outbox.hand_over()
 
     def _drain(self) -> None:

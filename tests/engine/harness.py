@@ -266,6 +266,7 @@ def drain(core: EngineCore, most_steps: int = 100_000) -> None:
         if not core.has_work:
             return
         core.step()
+        core.say()
         core.check_invariants()
     raise AssertionError(f"still busy after {most_steps} steps")
 

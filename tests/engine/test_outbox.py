@@ -1,4 +1,4 @@
-"""What the engine thread says reaches the event loop in order, text in few pieces, and nothing late that matters."""
+"""What the engine thread says reaches the event loop in order, text not at once, and nothing late that matters."""
 
 from __future__ import annotations
 
@@ -25,24 +25,26 @@ async def delivered(events: Events) -> list[Event | Exception]:
     return drained(events)
 
 
-def test_text_waits_and_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_is_due_when_it_has_waited(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         now = 100.0
         monkeypatch.setattr(time, "perf_counter", lambda: now)
         box, one, other = Outbox(asyncio.get_running_loop()), Events(), Events()
+        assert box.is_due  # the first text is late by any clock
         box.put(one, Delta("a", (1,)))
-        box.hand_over_if_due()  # the first text is late by any clock
+        box.hand_over()
         assert await delivered(one) == [Delta("a", (1,))]
-        for text, token in (("b", 2), ("c", 3)):
-            now += 0.4 * outbox.INTERVAL_S
-            box.put(one, Delta(text, (token,)))
-            box.put(other, Delta(text.upper(), (token + 10,)))
-            box.hand_over_if_due()
-        assert await delivered(one) == []
+        now += 0.8 * outbox.INTERVAL_S
+        box.put(one, Delta("b", (2,)))
+        box.put(other, Delta("B", (12,)))
+        assert not box.is_due
+        assert drained(one) == []
         now += 0.4 * outbox.INTERVAL_S
-        box.hand_over_if_due()
-        assert await delivered(one) == [Delta("bc", (2, 3))]
-        assert drained(other) == [Delta("BC", (12, 13))]
+        assert box.is_due
+        box.hand_over()
+        assert not box.is_due
+        assert await delivered(one) == [Delta("b", (2,))]
+        assert drained(other) == [Delta("B", (12,))]
         box.hand_over()
         assert await delivered(one) == []
 
@@ -60,7 +62,8 @@ def test_what_is_more_than_text_goes_at_once_and_in_order(event: Event | Excepti
         before, after = Delta("b", (2,)), Delta("c", (3,))
         for item in (before, event, after):
             box.put(events, item)
-        box.hand_over_if_due()
+        assert box.is_due
+        box.hand_over()
         assert await delivered(events) == [before, event, after]
 
     asyncio.run(run())
