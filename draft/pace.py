@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 
 from draft.step_costs import StepCosts, StepSum
 
-_QUIET_STEPS = 8
+_QUIET_STEPS, _MOST_QUIET = 8, 32
+_QUIET_MS = (
+    24.0  # of fast steps more are learnt from together: what is learnt at once would take a good part of each
+)
 _OWN_MS = 0.3  # of a step with drafts, until it is known
-_PRICES_FOR = 8  # steps; what they are made of moves by a hundredth in one
+_PRICES_FOR = 8  # steps that were learnt from; what they are made of moves by a hundredth in one
 _RATE_FADE = 0.99  # of the sums behind the rate, per step
 
 
@@ -50,7 +53,6 @@ class Pace:
     def begin_step(self, n_slots: int) -> bool:
         """True where the prices have changed."""
         self._drafted_ms = self._lag_ms = 0.0
-        self._prices_for -= 1
         if n_slots != self.n_slots:
             self.n_slots, self._prices_for, self._quiet = max(1, n_slots), 0, StepSum()
         if self._prices_for > 0:
@@ -107,12 +109,13 @@ class Pace:
             return self._learn(1, n_tokens, target_ms, wall_ms, n_gained)
         quiet = self._quiet
         quiet.add(target_ms, wall_ms)
-        if quiet.n < _QUIET_STEPS:
+        if quiet.n < _QUIET_STEPS or (quiet.wall_ms < _QUIET_MS and quiet.n < _MOST_QUIET):
             return None
         self._quiet = StepSum()
         return self._learn(quiet.n, n_tokens, quiet.target_ms / quiet.n, quiet.wall_ms / quiet.n, n_gained)
 
     def _learn(self, n: int, n_tokens: int, target_ms: float, wall_ms: float, n_gained: int) -> Steps:
+        self._prices_for -= n
         self.costs.observe(n_tokens, target_ms, n)
         own_ms = max(0.0, wall_ms - target_ms - self._drafted_ms)
         has_drafts = n_tokens > self.n_slots or self._drafted_ms > 0.0

@@ -53,14 +53,7 @@ class SteadyLength:
         counts for all later ones. `ms` [longest + 1]: of a step in which all slots draft 0, 1, ... tokens.
         """
         change_ms = change_ms if n_slots == self._n_slots else 0.0  # a change that comes anyway
-        self._n_slots, self._rounds = n_slots, 0
-        if not chances:
-            # Who rests does not ask either, but not for that long.
-            self._unasked += 1
-            if self._unasked > 1:
-                self.n, self.gain = 0, 0.0
-            return
-        self._unasked = 0
+        self._n_slots, self._rounds, self._unasked = n_slots, 0, 0
         tokens = np.mean([_expected(row, self.longest) for row in chances], axis=0)
         took = ms + draft_ms * np.arange(self.longest + 1)
         rates = tokens / took
@@ -68,6 +61,13 @@ class SteadyLength:
         if (rates[best] / rates[now] - 1.0) * _HORIZON * took[now] > change_ms:
             self.n = best
         self.gain = float(tokens[self.n] - 1.0 - rates[self.n] * (took[self.n] - took[0]))
+
+    def nobody_asked(self, n_slots: int) -> None:
+        """No slot wanted to draft since the last look. Who rests does not ask either, but not for that long."""
+        self._n_slots, self._rounds = n_slots, 0
+        self._unasked += 1
+        if self._unasked > 1:
+            self.n, self.gain = 0, 0.0
 
     def fill(self, longest: int) -> int:
         """The length that all slots' drafts of this step are brought to, the longest of them having `longest`."""

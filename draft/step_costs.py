@@ -117,7 +117,13 @@ class StepCosts:
 
     def curve(self, n_slots: int, n_draft: int) -> npt.NDArray[np.float64]:
         """[n_draft + 1] expected milliseconds of a step in which every slot drafts 0, 1, ... n_draft tokens."""
-        return np.array([self.ms(n_slots * (1 + k)) for k in range(n_draft + 1)])
+        sizes = n_slots * np.arange(1, n_draft + 2)
+        if math.isnan(self._level):
+            return np.zeros(n_draft + 1)
+        table = self._table
+        known = np.minimum(sizes, len(table) - 1)
+        shapes = table[known] + (table[-1] - table[-2]) * (sizes - known)
+        return np.asarray(math.exp(self._level) * shapes)
 
     def as_one(self, n_tokens: int, ms: float) -> float:
         """What a step of `ms` over n_tokens tokens would have taken over one."""

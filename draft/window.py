@@ -23,7 +23,7 @@ _LOOK_AHEAD = 4  # tokens behind the next one
 _TRY_SHARE = 0.003  # of the rate, that a slot may lose to drafts that do not pay
 _MOST_SAVED = 0.2  # tokens, for such drafts
 _MOST_FOR_LAG = 1.0  # tokens; a long lag must not make a try the last for thousands of rounds
-_REST, _LONG_REST = 7, 31  # rounds; nothing that the answer depends on moves far in them
+_REST, _LONG_REST = 7, 63  # rounds; nothing that the answer depends on moves far in them
 _LONG_DRAFT = 48  # tokens, of a drafter that copies text
 _TRY_TOKENS = 2  # length of a draft of which nothing is known
 _STEADY_TRY, _FIRST_TRIES = 4, 12  # tokens; tries
@@ -89,6 +89,9 @@ class LengthPolicy:
 
     def _choose_steady(self) -> None:
         pace = self.pace
+        if not self._drafting:
+            self.steady.nobody_asked(pace.n_slots)
+            return
         names = {name for _, name in self._drafting.values()}
         draft_ms = max((pace.draft_ms.get(name, 0.0) for name in names), default=0.0)
         first_ms = max((pace.first_ms.get(name, 0.0) for name in names), default=0.0)

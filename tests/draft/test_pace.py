@@ -40,3 +40,28 @@ def test_a_step_with_a_draft_is_learnt_from_at_once_and_a_first_plain_one_too() 
         steps = pace.end_step(n_tokens, 10.0 * n_tokens, 10.0 * n_tokens, 1)
         learnt.append((steps.n, steps.n_tokens) if steps else None)
     assert learnt == [(1, 1), (1, 3), (1, 1), *[None] * 7, (8, 1), (1, 3)]
+
+
+@pytest.mark.parametrize("n_slots", [1, 3])
+def test_a_curve_is_what_steps_of_its_sizes_cost(n_slots: int) -> None:
+    """Between the sizes seen, and beyond the largest."""
+    costs = StepCosts()
+    assert costs.curve(n_slots, 4).tolist() == [0.0] * 5
+    for size in (1, 2, 5, 12):
+        for _ in range(6):
+            costs.observe(size, 10.0 + size)
+    curve = costs.curve(n_slots, 20)
+    assert curve == pytest.approx([costs.ms(n_slots * (1 + k)) for k in range(21)])
+    assert curve[-1] > curve[0] > 0.0
+
+
+def test_fast_steps_are_learnt_from_in_larger_groups() -> None:
+    """What is learnt at once would take a good part of a step."""
+    for ms, together in ((20.0, 8), (2.0, 12), (0.1, 32)):
+        pace = Pace()
+        taught = []
+        for _ in range(200):
+            pace.begin_step(1)
+            learnt = pace.end_step(1, 0.9 * ms, ms, 1)
+            taught.append(0 if learnt is None else learnt.n)
+        assert set(taught[-100:]) == {0, together}

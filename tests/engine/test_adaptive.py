@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from draft.guard import DraftGuard
@@ -42,6 +44,9 @@ class FakeCosts(StepCosts):
 
     def ms(self, n_tokens: int) -> float:
         return 10.0 * (1 + self.marginal * (n_tokens - 1))
+
+    def curve(self, n_slots: int, n_draft: int) -> npt.NDArray[np.float64]:
+        return np.array([self.ms(n_slots * (1 + k)) for k in range(n_draft + 1)])
 
 
 class FakeGuard(DraftGuard):
