@@ -23,7 +23,7 @@ _LOOK_AHEAD = 4  # tokens behind the next one
 _TRY_SHARE = 0.003  # of the rate, that a slot may lose to drafts that do not pay
 _MOST_SAVED = 0.2  # tokens, for such drafts
 _MOST_FOR_LAG = 1.0  # tokens; a long lag must not make a try the last for thousands of rounds
-_REST, _LONG_REST = 7, 63  # rounds; nothing that the answer depends on moves far in them
+_REST, _LONG_REST = 7, 127  # rounds; nothing that the answer depends on moves far in them
 _LONG_DRAFT = 48  # tokens, of a drafter that copies text
 _TRY_TOKENS = 2  # length of a draft of which nothing is known
 _STEADY_TRY, _FIRST_TRIES = 4, 12  # tokens; tries
@@ -81,11 +81,12 @@ class LengthPolicy:
     def _free_may_pay(self) -> bool:
         """Could a draft of text alone pay for the change to its length if all of it stood?"""
         pace = self.pace
-        price, changes = pace.prices(_LONG_DRAFT), pace.price_of_changes()
-        return any(
-            k > pace.n_slots * (price[k] - price[self.steady.n] + changes)
-            for k in (_LONG_DRAFT // 4, _LONG_DRAFT // 2, _LONG_DRAFT)
-        )
+        n, changes = pace.n_slots, pace.price_of_changes()
+        usual_ms = pace.costs.ms(n * (1 + self.steady.n))
+        for k in (_LONG_DRAFT // 4, _LONG_DRAFT // 2, _LONG_DRAFT):
+            if k > n * (pace.rate * (pace.costs.ms(n * (1 + k)) - usual_ms) + changes):
+                return True
+        return False
 
     def _choose_steady(self) -> None:
         pace = self.pace
