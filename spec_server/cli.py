@@ -16,7 +16,16 @@ from pydantic import ValidationError
 from spec_server import __version__, machine
 from spec_server.environment import unread
 from spec_server.settings import Settings, env_names, option_of, variable_of
-from spec_server.tolerated import ALWAYS_SO, DEVICES, IGNORED, OLDER, ONLY, REFUSED_FLAGS, is_neutral
+from spec_server.tolerated import (
+    ALWAYS_SO,
+    DEVICES,
+    IGNORED,
+    OLDER,
+    ONLY,
+    REFUSED_FLAGS,
+    is_neutral,
+    load_mode_of,
+)
 from spec_server.wording import fault
 
 DESCRIPTION = "Serves a model over HTTP, with speculative decoding whose state can be saved and restored."
@@ -43,6 +52,9 @@ def parse(argv: Sequence[str]) -> Settings:
         parser.error("; ".join(dangers))
     notes = [f"{flag} has no effect here" for flag in given.pop("ignored", ())] + notes
     given.pop("always_so", None)
+    load_mode = load_mode_of(given.pop("older", ()))
+    if load_mode:
+        given.setdefault("load_mode", load_mode)
     given |= {DEVICES[flag]: "0" for flag in given.pop("no_device", ())}  # wins over -ngl, as in llama-server
     try:
         settings = Settings(**given)
@@ -88,8 +100,7 @@ def build_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("Accepted for llama-server's sake, without effect", tolerated)
     _tolerate(group, ALWAYS_SO, "always_so")
     _tolerate(group, IGNORED, "ignored")
-    for flag, (name, value) in OLDER.items():
-        group.add_argument(flag, dest=name, action="store_const", const=value, help=argparse.SUPPRESS)
+    _tolerate(group, dict.fromkeys(OLDER, 0), "older")
     for flag in ONLY:
         dest = "no_device" if flag in DEVICES else "always_so"
         group.add_argument(flag, dest=dest, action=_OnlyNeutral, help=argparse.SUPPRESS)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-import re
 from pathlib import Path
 
 from spec_server import machine
-from spec_server.runtime import huge_pages
+from spec_server.runtime import gguf, huge_pages
 from spec_server.runtime.model import goes_to_gpu
 from spec_server.settings import Settings
 
 log = logging.getLogger(__name__)
 
-_PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 _MIB = 1 << 20
 
 
@@ -32,6 +30,7 @@ def load_mode(settings: Settings) -> str:
     needed = size_of(settings.model) + (size_of(settings.model_draft) if drafts else 0)
     available = machine.available_bytes()
     if 2 * needed <= available:
+        log.info("weights are copied into huge pages")
         return "none"
     log.info(
         "weights are memory-mapped: %d MiB and %d MiB available; steps are faster with --load-mode none, in huge pages",
@@ -42,12 +41,5 @@ def load_mode(settings: Settings) -> str:
 
 
 def size_of(path: str) -> int:
-    """Bytes of a GGUF with all its parts."""
-    first = Path(path)
-    if not _PART.search(first.name):
-        return first.stat().st_size
-    stem = first.name[: -len("-00001-of-00001.gguf")]
-    parts = [
-        other for other in first.parent.iterdir() if other.name.startswith(stem) and _PART.search(other.name)
-    ]
-    return sum(part.stat().st_size for part in parts)
+    """Bytes of a GGUF with all its parts. OSError where one is not there."""
+    return sum(part.stat().st_size for part in gguf.parts(Path(path)))

@@ -49,22 +49,37 @@ def available_bytes() -> int:
 def _left_in_groups(
     root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
 ) -> Iterator[int]:
-    """For this process's control group and those around it that have a limit (cgroup v2)."""
+    """For this process's control group and those around it that have a limit, of either version."""
     try:
-        path = next(line[3:] for line in own.read_text().splitlines() if line.startswith("0::"))
-    except (OSError, StopIteration):
+        lines = own.read_text(errors="surrogateescape").splitlines()
+    except OSError:
         return
-    group = root / path.lstrip("/")
-    for folder in (group, *group.parents):
-        try:
-            limit = int((folder / "memory.max").read_text())  # "max" where there is none
-            used = int((folder / "memory.current").read_text())
-            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            yield max(0, limit - used + int(stat["file"]))
-        except (OSError, ValueError, KeyError):
-            pass
-        if folder == root:
-            return
+    for line in lines:
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0":
+            base, names = root, ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            base, names = root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        group = base / path.lstrip("/")
+        for folder in (group, *group.parents):
+            yield from _left_in(folder, *names)
+            if folder == base:
+                break
+
+
+def _left_in(group: Path, limit: str, used: str) -> list[int]:
+    """One number; none where the group is not there or has no limit."""
+    try:
+        n_limit, n_used = (int((group / name).read_text()) for name in (limit, used))  # "max": none
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        n_files = int(stat.get("file") or stat["total_cache"])
+        n_kept = int(stat.get("total_shmem") or stat.get("shmem") or 0)  # a tmpfs's cannot be dropped
+    except (OSError, ValueError, KeyError):
+        return []
+    return [max(0, n_limit - n_used + n_files - n_kept)]
 
 
 _SPIN = "GOMP_SPINCOUNT"

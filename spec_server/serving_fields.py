@@ -221,7 +221,6 @@ class ComputeFields(BaseModel):
     ] = "auto"
     gpu_layers: Annotated[
         Layers,
-        LoadMode,
         Option(
             "-ngl --gpu-layers --n-gpu-layers",
             _COMPUTE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 # Always so here, or there is nothing for them to act on. The number is that of their values.
 ALWAYS_SO = {
@@ -101,12 +101,8 @@ IGNORED = {
     "--mirostat-lr": 1,
     "--mirostat-ent": 1,
 }
-# Older words for a setting: field and value.
-OLDER: Mapping[str, tuple[str, str]] = {
-    "--mlock": ("load_mode", "mmap+mlock"),
-    "--mmap": ("load_mode", "mmap"),
-    "--no-mmap": ("load_mode", "none"),
-}
+# Switches that --load-mode has replaced.
+OLDER = ("--mlock", "--mmap", "--no-mmap", "-dio", "--direct-io", "-ndio", "--no-direct-io")
 # Accepted with the values that ask for what is so here anyway; with any other they would change the answers, or where
 # they are computed.
 NEUTRAL: Mapping[str, tuple[str, ...]] = {
@@ -187,9 +183,20 @@ ALWAYS_SO_ENV: Mapping[str, bool] = {
 IGNORED_ENV = frozenset(
     f"LLAMA_ARG_{flag.lstrip('-').upper().replace('-', '_')}"
     # where --props and --reasoning-format are found there, and older words that have no variable here
-    for flag in (*IGNORED, *OLDER, "--endpoint-props", "--think")
+    for flag in (*IGNORED, *OLDER, "--dio", "--endpoint-props", "--think")
     if flag.startswith("--")
 )
+
+
+def load_mode_of(older: Sequence[str]) -> str:
+    """What these of the older switches ask for together, whatever their order; empty: nothing."""
+    given = set(older)
+    if given & {"-dio", "--direct-io"}:
+        return "dio"
+    is_mapped = "--no-mmap" not in given
+    if "--mlock" in given:
+        return "mmap+mlock" if is_mapped else "mlock"
+    return "none" if not is_mapped else "mmap" if "--mmap" in given else ""
 
 
 def is_neutral(flag: str, value: str) -> bool:

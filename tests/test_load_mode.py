@@ -83,20 +83,33 @@ def test_a_draft_model_on_the_gpu_stays_with_llama(tmp_path: Path, machine_of: o
 def test_all_parts_of_a_split_file_count(tmp_path: Path) -> None:
     first = a_file(tmp_path, "m-00001-of-00002.gguf", 10)
     a_file(tmp_path, "m-00002-of-00002.gguf", 5)
-    a_file(tmp_path, "n-00002-of-00002.gguf", 100)
+    a_file(tmp_path, "m-Old-00002-of-00002.gguf", 100)
     assert load_mode.size_of(first) == 15
 
 
+def a_group(folder: Path, names: tuple[str, str], limit: str, used: int, stat: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / names[0]).write_text(f"{limit}\n")
+    (folder / names[1]).write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(stat)
+
+
 def test_what_a_control_group_leaves(tmp_path: Path) -> None:
-    """Its own limit and that of the group around it; files in memory can be had back."""
-    inner = tmp_path / "a/b"
-    inner.mkdir(parents=True)
-    for folder, limit, used, file in ((inner, "max", 0, 0), (inner.parent, "1000", 600, 100)):
-        (folder / "memory.max").write_text(f"{limit}\n")
-        (folder / "memory.current").write_text(f"{used}\n")
-        (folder / "memory.stat").write_text(f"anon {used - file}\nfile {file}\n")
+    """Its own limit and that of the group around it; files in memory can be had back, but not those of a tmpfs."""
+    names = "memory.max", "memory.current"
+    a_group(tmp_path / "a/b", names, "max", 0, "file 0\n")
+    a_group(tmp_path / "a", names, "1000", 600, "anon 300\nfile 300\nshmem 200\n")
     own = tmp_path / "cgroup"
-    own.write_text("1:name=x:/y\n0::/a/b\n")
+    own.write_bytes(b"1:name=caf\xe9:/y\n0::/a/b\n")
+    assert list(machine._left_in_groups(tmp_path, own)) == [500]
+
+
+def test_what_a_control_group_of_the_older_version_leaves(tmp_path: Path) -> None:
+    """In a container the path is the host's, and the group lies at the root."""
+    names = "memory.limit_in_bytes", "memory.usage_in_bytes"
+    a_group(tmp_path / "memory", names, "1000", 600, "cache 1\ntotal_cache 300\ntotal_shmem 200\n")
+    own = tmp_path / "cgroup"
+    own.write_text("5:cpu,cpuacct:/docker/x\n4:memory:/docker/x\n0::/docker/x\n")
     assert list(machine._left_in_groups(tmp_path, own)) == [500]
 
 

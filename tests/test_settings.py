@@ -261,10 +261,21 @@ def test_layers_that_are_no_number_and_no_word_of_theirs(
 
 
 @pytest.mark.parametrize(
-    ("flag", "mode"), [("--mlock", "mmap+mlock"), ("--mmap", "mmap"), ("--no-mmap", "none")]
+    ("flags", "mode"),
+    [
+        ("--mlock", "mmap+mlock"),
+        ("--mmap", "mmap"),
+        ("--no-mmap", "none"),
+        ("--no-mmap --mlock", "mlock"),
+        ("--mlock --no-mmap", "mlock"),
+        ("-dio", "dio"),
+        ("--no-direct-io", "auto"),
+        ("--mlock -lm none", "none"),
+        ("-lm none --mlock", "none"),
+    ],
 )
-def test_older_flags_for_the_load_mode_do_what_they_did(flag: str, mode: str) -> None:
-    assert parse([*BASE, flag]).load_mode == mode
+def test_older_flags_for_the_load_mode_do_what_they_did(flags: str, mode: str) -> None:
+    assert parse([*BASE, *flags.split()]).load_mode == mode
 
 
 def test_help_groups_and_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import random
 import shlex
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -83,12 +84,19 @@ class Bench:
     notes: list[str] = field(default_factory=list)
 
     def measure(self, block: Block, folder: Path, neighbour: machine.Neighbour | None) -> None:
-        """All rounds of a block, with --fresh by several sets of processes."""
+        """All rounds of a block, with --fresh by several sets of processes, while the time lasts."""
         n_fresh = self.args.fresh or block.n_rounds
+        began, budget_s = time.monotonic(), block.budget_s
         for first in range(0, block.n_rounds, n_fresh):
             n_rounds = min(n_fresh, block.n_rounds - first)
-            budget_s = None if block.budget_s is None else block.budget_s * n_rounds / block.n_rounds
-            self._measure(replace(block, n_rounds=n_rounds, budget_s=budget_s), first, folder, neighbour)
+            spent = time.monotonic() - began
+            if budget_s is not None and first and spent * (first + n_rounds) / first > budget_s:
+                _log(
+                    f"{clients(block.n_clients)}: stopped by --minutes after {first} of {block.n_rounds} rounds"
+                )
+                return
+            left_s = None if budget_s is None else budget_s - spent
+            self._measure(replace(block, n_rounds=n_rounds, budget_s=left_s), first, folder, neighbour)
 
     def _measure(self, block: Block, first: int, folder: Path, neighbour: machine.Neighbour | None) -> None:
         """Starts everybody, measures rounds from number `first` on, stops everybody, whatever happens."""

@@ -86,7 +86,8 @@ class Rounds:
                 )
                 return
             self.log(
-                f"{self._clients()}: round {number + 1} of {block.n_rounds}, at most {left / 60:.1f} min left"
+                f"{self._clients()}: round {self.first + number + 1} of {self.first + block.n_rounds}, "
+                f"at most {left / 60:.1f} min left"
             )
 
     def _round(self, workload: str, number: int) -> None:

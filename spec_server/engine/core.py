@@ -84,7 +84,9 @@ class EngineCore:
     @property
     def reads_prompts(self) -> bool:
         """May the next step have prompt tokens in it?"""
-        return len(self.line) > 0 or any(s.state is SlotState.PREFILL for s in self.slots)
+        # Who waits while no slot is idle changes nothing.
+        wanted = (SlotState.PREFILL, SlotState.IDLE) if len(self.line) else (SlotState.PREFILL,)
+        return any(s.state in wanted for s in self.slots)
 
     def say(self) -> None:
         """Stream what the steps since the last call gave. A step does not do so by itself: several tokens become

@@ -43,7 +43,7 @@ def ask() -> None:
 def _large_regions() -> Iterator[tuple[int, int]]:
     """Start and end of each private, writable region without a file or a name that holds a huge page."""
     try:
-        lines = _MAPS.read_text().splitlines()
+        lines = _MAPS.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return
     for line in lines:

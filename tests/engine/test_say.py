@@ -8,7 +8,7 @@ from eval.models import DRAFTER
 from spec_server.engine.base import Delta, Finished, Started
 from spec_server.engine.core import EngineCore
 from spec_server.engine.errors import GenerationFailed
-from tests.engine.harness import Setup, Turn, core_of, filler, model_of, request, run, submit
+from tests.engine.harness import Setup, Turn, core_of, drain, filler, model_of, request, run, submit
 
 SETUP = Setup(DRAFTER)
 
@@ -71,3 +71,18 @@ def test_what_was_made_before_a_failure_is_said() -> None:
         assert len(turn.tokens) == 4
         assert str(turn.error) == "x"
         assert run(core, request(filler(core.model, 30, 1), 3))[0].tokens == turn.tokens[:3]
+
+
+def test_who_waits_for_a_busy_slot_makes_no_step_a_long_one() -> None:
+    """Before a long step all is said at once, which costs."""
+    with core_of(SETUP) as core:
+        prompt = filler(core.model, 30, 1)
+        submit(core, request(prompt, 20))
+        assert core.reads_prompts
+        core.step()
+        submit(core, request(prompt, 20))
+        assert not core.reads_prompts
+        while core.slots[0].task is not None:
+            core.step()
+        assert core.reads_prompts
+        drain(core)

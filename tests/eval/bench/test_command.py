@@ -68,6 +68,12 @@ def test_fresh_processes_go_on_with_the_next_prompts(bench, tmp_path, monkeypatc
     assert fakes_alive() == []
 
 
+def test_fresh_processes_keep_to_the_minutes(bench, capsys):
+    found = bench("--peer", FAKE, "--config", "off", "--clients", "1", "--fresh", "1", "--minutes", "0.001")
+    assert {one["round"] for one in found["samples"]} == {0}
+    assert "1 client: stopped by --minutes after 1 of 2 rounds" in capsys.readouterr().err
+
+
 def test_a_server_that_refuses_its_flags_is_left_out_with_its_reason(bench):
     found = bench("--config", "off", "--config", "fixed2", "--config", "adaptive=--dies", "--clients", "1")
     assert [one["name"] for one in found["results"]] == ["ours:fixed2 / ours:off, 1 client"]
