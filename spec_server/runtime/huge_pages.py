@@ -1,7 +1,7 @@
 """Huge pages for what llama allocates on the host; asks the kernel for them and does nothing else.
 
-Weights and KV cache are read from end to end in every step. In pages of 4 KiB the search for pages is a tenth of a
-step on a small machine; in pages of 2 MiB it is next to nothing. Where the kernel gives none, all is as before.
+Weights and KV cache are read from end to end in every step. In pages of 4 KiB the search for pages takes a good part
+of a step on a small machine; in pages of 2 MiB it is next to nothing. Where the kernel gives none, all is as before.
 """
 
 from __future__ import annotations
