@@ -83,10 +83,10 @@ class LengthPolicy:
         pace = self.pace
         n, changes = pace.n_slots, pace.price_of_changes()
         usual_ms = pace.costs.ms(n * (1 + self.steady.n))
-        for k in (_LONG_DRAFT // 4, _LONG_DRAFT // 2, _LONG_DRAFT):
-            if k > n * (pace.rate * (pace.costs.ms(n * (1 + k)) - usual_ms) + changes):
-                return True
-        return False
+        return any(
+            k > n * (pace.rate * (pace.costs.ms(n * (1 + k)) - usual_ms) + changes)
+            for k in (_LONG_DRAFT // 4, _LONG_DRAFT // 2, _LONG_DRAFT)
+        )
 
     def _choose_steady(self) -> None:
         pace = self.pace

@@ -22,7 +22,7 @@ def load_mode(settings: Settings) -> str:
     """
     if settings.load_mode != "auto":
         return settings.load_mode
-    drafts = bool(settings.model_draft) and "draft-simple" in settings.drafters
+    drafts = "draft-simple" in settings.drafters
     if goes_to_gpu(settings.gpu_layers) or (drafts and goes_to_gpu(settings.gpu_layers_draft)):
         return "auto"
     if not huge_pages.are_to_be_had():

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from spec_server import load_mode, machine
+from spec_server.options import LoadMode
 from spec_server.runtime import huge_pages
+from spec_server.runtime.model import LOAD_MODES
 from spec_server.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
@@ -71,6 +74,10 @@ def test_a_draft_model_counts_where_it_is_loaded(
         spec_type=(spec_type,),
     )
     assert load_mode.load_mode(settings) == mode
+
+
+def test_every_word_of_the_setting_is_known_to_the_runtime() -> None:
+    assert get_args(LoadMode) == tuple(LOAD_MODES)
 
 
 def test_a_draft_model_on_the_gpu_stays_with_llama(tmp_path: Path, machine_of: object) -> None:

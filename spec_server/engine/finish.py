@@ -77,11 +77,10 @@ class Finisher:
     def fail(self, slot: Slot, error: EngineError) -> None:
         """A decode went wrong: nothing of the slot can be trusted any more."""
         task = slot.task
-        if task is not None:
-            self.say(task)
         self._core.rollback.clear(slot)
         self.release(slot)
         if task is not None:
+            self.say(task)
             task.emit(task, error)
 
     def release(self, slot: Slot) -> None:

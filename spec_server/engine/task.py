@@ -65,9 +65,7 @@ class Task:
     n_checkpoint: int = 0
     cache_kind: Literal["prefix", "checkpoint", "none"] = "none"
     n_predicted: int = 0
-    unsaid: list[int] = field(
-        default_factory=list
-    )  # of the predicted tokens those that were not streamed yet
+    unsaid: list[int] = field(default_factory=list)  # of these, those that were not streamed yet
     n_decodes: int = 0
     draft_ns: int = 0
     drafters: dict[str, DrafterCount] = field(default_factory=dict)

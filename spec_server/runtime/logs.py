@@ -1,4 +1,5 @@
-"""llama's log lines as records of the Python logger "llama"; the only callback that llama is ever given."""
+"""llama's log lines as records of the Python logger "llama"; the only callback that llama is ever given, and so also
+the place where a new buffer is noticed."""
 
 from __future__ import annotations
 

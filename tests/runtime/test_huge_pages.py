@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from eval.models import target
 from spec_server.runtime import huge_pages
 from spec_server.runtime.model import Model
-from tests.runtime.drive import target
 
 pytestmark = pytest.mark.model
 
@@ -18,7 +18,6 @@ CHILD = """
 import sys
 from spec_server.runtime.llama_context import LlamaContext
 from spec_server.runtime.model import Model
-from tests.runtime.drive import target
 context = LlamaContext(Model(sys.argv[1], n_gpu_layers=0, load_mode=sys.argv[2]), n_ctx=int(sys.argv[3]))
 line = next(x for x in open("/proc/self/smaps_rollup") if x.startswith("AnonHugePages:"))
 print(int(line.split()[1]) * 1024)

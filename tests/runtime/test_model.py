@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from eval.models import target
 from spec_server.runtime import gguf
 from spec_server.runtime.errors import ModelError
 from spec_server.runtime.model import Model
-from tests.runtime.drive import DRAFT, HYBRID, WINDOWED, target
+from tests.runtime.drive import DRAFT, HYBRID, WINDOWED
 
 pytestmark = pytest.mark.model
 
