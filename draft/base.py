@@ -119,8 +119,8 @@ class Drafter(Protocol):
     The order of calls per sequence: begin, then process after each prompt chunk, then rounds of
     propose -> (the target decodes) -> process -> accept. Between steps the drafter stands where the target stands, or
     behind it by what it reads with its next draft.
-    `process` gets every target batch before the next decode, since hidden rows are views; a part whose n_draft is
-    not 0 is settled by the `accept` that follows, whoever proposed it.
+    `process` gets every target batch before the next decode, since hidden rows are views, save what `may_skip` allows;
+    a part whose n_draft is not 0 is settled by the `accept` that follows, whoever proposed it.
     """
 
     name: str
@@ -147,6 +147,9 @@ class Drafter(Protocol):
 
     def may_be_free(self, seq_id: int, n_tokens: int, last_token: int) -> bool:
         """A quick look: could it draft at no cost behind the sequence's n_tokens tokens and `last_token`?"""
+
+    def may_skip(self, seq_id: int) -> bool:
+        """May the plain steps behind this one be kept from `process` until the sequence's next `propose`?"""
 
     def accept(self, accepted: Sequence[Accepted]) -> None:
         """Settle every part of the last batch that had n_draft > 0."""

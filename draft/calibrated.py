@@ -77,6 +77,9 @@ class CalibratedDrafter:
     def may_be_free(self, seq_id: int, n_tokens: int, last_token: int) -> bool:
         return self.inner.may_be_free(seq_id, n_tokens, last_token)
 
+    def may_skip(self, seq_id: int) -> bool:
+        return self.inner.may_skip(seq_id)
+
     def accept(self, accepted: Sequence[Accepted]) -> None:
         self.inner.accept(accepted)
         if self.policy is None:

@@ -52,10 +52,11 @@ class ChainDrafter:
         self.cannot_rebuild = "; ".join(f"{m.name}: {m.cannot_rebuild}" for m in members if m.cannot_rebuild)
         self.n_ctx_seq = min((m.n_ctx_seq for m in members if m.n_ctx_seq), default=0)
         self.model_identity = next((m.model_identity for m in members if m.model_identity), None)
+        self._timed = tuple(m for m in members if m.n_ctx_seq)  # who decodes at all
 
     @property
     def decode_ns(self) -> int:
-        return sum([m.decode_ns for m in self.members])
+        return sum([m.decode_ns for m in self._timed])
 
     # -- in step with the target
 
@@ -73,6 +74,9 @@ class ChainDrafter:
 
     def may_be_free(self, seq_id: int, n_tokens: int, last_token: int) -> bool:
         return any([m.may_be_free(seq_id, n_tokens, last_token) for m in self.members])
+
+    def may_skip(self, seq_id: int) -> bool:
+        return all([m.may_skip(seq_id) for m in self.members])
 
     def accept(self, accepted: Sequence[Accepted]) -> None:
         for m in self.members:

@@ -137,6 +137,11 @@ class DraftModelDrafter:
     def may_be_free(self, seq_id: int, n_tokens: int, last_token: int) -> bool:
         return False
 
+    def may_skip(self, seq_id: int) -> bool:
+        seq = self._seqs[seq_id]
+        rests = self._reads_late or (self._rebuild and seq_id in self._resting)
+        return rests and not seq.trail and seq_id not in self._verified
+
     def accept(self, accepted: Sequence[Accepted]) -> None:
         """Keep what the target kept, whoever drafted it: cut what it rejected, decode what is missing."""
         self._batch.clear()

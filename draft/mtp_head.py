@@ -111,6 +111,9 @@ class MtpHeadDrafter:
     def may_be_free(self, seq_id: int, n_tokens: int, last_token: int) -> bool:
         return False
 
+    def may_skip(self, seq_id: int) -> bool:
+        return False  # the rows of a step are gone with the next
+
     def accept(self, accepted: Sequence[Accepted]) -> None:
         self._batch.clear()
         for item in accepted:

@@ -67,6 +67,9 @@ class _NgramDrafter:
             else:
                 self._read(part.seq_id, part.pos0, tokens)
 
+    def may_skip(self, seq_id: int) -> bool:
+        return seq_id not in self._verified
+
     def accept(self, accepted: Sequence[Accepted]) -> None:
         for item in accepted:
             part = self._verified.pop(item.seq_id, None)

@@ -34,6 +34,9 @@ class NoDrafter:
     def may_be_free(self, seq_id: int, n_tokens: int, last_token: int) -> bool:
         return False
 
+    def may_skip(self, seq_id: int) -> bool:
+        return True
+
     def accept(self, accepted: Sequence[Accepted]) -> None:
         pass
 

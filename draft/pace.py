@@ -59,6 +59,11 @@ class Pace:
         self._prices, self._prices_for = [], _PRICES_FOR
         return True
 
+    @property
+    def has_drafted(self) -> bool:
+        """Was anything drafted token by token in this step?"""
+        return self._drafted_ms > 0.0
+
     # -- prices
 
     def prices(self, n_draft: int) -> list[float]:
@@ -104,7 +109,7 @@ class Pace:
 
         What was learnt from; None where that waits for more steps.
         """
-        if n_tokens > self.n_slots or self._drafted_ms > 0.0 or not self.costs.has_settled_at(n_tokens):
+        if n_tokens > self.n_slots or self.has_drafted or not self.costs.has_settled_at(n_tokens):
             return self._learn(1, n_tokens, target_ms, wall_ms, n_gained)
         quiet = self._quiet
         quiet.add(target_ms, wall_ms)
@@ -113,11 +118,15 @@ class Pace:
         self._quiet = StepSum()
         return self._learn(quiet.n, n_tokens, quiet.target_ms / quiet.n, quiet.wall_ms / quiet.n, n_gained)
 
+    def end_quiet_step(self, target_ms: float, wall_ms: float) -> None:
+        """A step without drafts is over behind which others of its kind follow: learnt with one of them."""
+        self._quiet.add(target_ms, wall_ms)
+
     def _learn(self, n: int, n_tokens: int, target_ms: float, wall_ms: float, n_gained: int) -> Steps:
         self._prices_for -= n
         self.costs.observe(n_tokens, target_ms, n)
         own_ms = max(0.0, wall_ms - target_ms - self._drafted_ms)
-        has_drafts = n_tokens > self.n_slots or self._drafted_ms > 0.0
+        has_drafts = n_tokens > self.n_slots or self.has_drafted
         known = self.own_ms[has_drafts]
         # One slow step is no reason.
         self.own_ms[has_drafts] += (1.0 - 0.95**n) * min(own_ms - known, known + _OWN_MS)

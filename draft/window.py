@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from draft.calibration import Calibration
 from draft.guard import LONGEST_BLOCK, DraftGuard
 from draft.pace import Pace
+from draft.quiet import QuietSteps
 from draft.steady import SteadyLength
 
 _LOOK_AHEAD = 4  # tokens behind the next one
@@ -50,6 +51,7 @@ class LengthPolicy:
 
     pace: Pace = field(default_factory=Pace)
     guard: DraftGuard = field(default_factory=DraftGuard)
+    quiet: QuietSteps = field(default_factory=QuietSteps)
     _is_allowed: bool = True
     _accounts: dict[int, _Account] = field(default_factory=lambda: defaultdict(_Account))
     steady: SteadyLength = field(default_factory=SteadyLength)
@@ -63,6 +65,7 @@ class LengthPolicy:
     def begin(self, seq_id: int) -> None:
         """A request begins in that slot; not every drafter need take part in it."""
         self._accounts[seq_id].value = 0.0
+        self.quiet.request_begins()
 
     def begin_step(self, n_slots: int) -> None:
         if self.pace.begin_step(n_slots):
@@ -119,6 +122,30 @@ class LengthPolicy:
             account.rest -= 1
             account.add(_TRY_SHARE)
         return account.is_resting
+
+    def may_be_quiet(self, seq_ids: Sequence[int]) -> int:
+        """Nobody has a draft in this step: before how many of the next ones need nobody be asked?"""
+        n = self.quiet.in_vain()
+        if self.pace.has_drafted or not self.pace.costs.has_settled_at(len(seq_ids)):
+            return 0
+        for seq_id in seq_ids:
+            account = self._accounts[seq_id]
+            # Without a rest nobody who drafts token by token was asked at all.
+            n = min(n, account.rest if account.is_resting or account.rest else _REST)
+        return n
+
+    def be_quiet(self, seq_ids: Sequence[int], n_steps: int) -> None:
+        """Nobody will be asked before the next n_steps steps; who rests, rests in them."""
+        self.quiet.begin(n_steps)
+        for seq_id in seq_ids:
+            account = self._accounts[seq_id]
+            account.rest = max(0, account.rest - n_steps)
+            account.add(n_steps * _TRY_SHARE)
+
+    def interrupted(self) -> None:
+        """A step with prompt tokens is over."""
+        self.pace.costs.interrupted()
+        self.quiet.interrupted()
 
     def opens(self, seq_id: int, calibration: Calibration, drafter: str) -> bool:
         """Is a draft worth beginning, or at least a try?"""
@@ -249,6 +276,9 @@ class LengthPolicy:
     def end_step(self, n_tokens: int, target_ms: float, wall_ms: float, n_gained: int) -> None:
         """A step of only decoding slots is over: its batch size, its times, the tokens that it yielded."""
         pace = self.pace
+        if self.quiet.is_on:
+            pace.end_quiet_step(target_ms, wall_ms)
+            return
         learnt = pace.end_step(n_tokens, target_ms, wall_ms, n_gained)
         if learnt is not None:
             self.guard.observe(

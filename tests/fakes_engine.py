@@ -58,6 +58,9 @@ class ScriptedDrafter:
             else:
                 self._append(part.seq_id, part.pos0, tokens)
 
+    def may_skip(self, seq_id: int) -> bool:
+        return False
+
     def accept(self, accepted: Sequence[Accepted]) -> None:
         for item in accepted:
             pos0, tokens = self._waiting.pop(item.seq_id)

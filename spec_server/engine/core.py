@@ -144,7 +144,8 @@ class EngineCore:
                 self.finisher.fail(slot, GenerationFailed(f"the model failed to decode: {e}"))
             return False
         self._batch.parts[: len(rounds)] = [r.part for r in rounds]  # less what only the target lacked
-        self.drafter.process(self._batch)
+        if chunks or not self.speculation.is_quiet:
+            self.drafter.process(self._batch)
         return True
 
     def _after_rounds(self, rounds: list[Round]) -> int:

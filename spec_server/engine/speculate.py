@@ -58,12 +58,19 @@ class Speculation:
         # One batch holds every slot's last token and draft, and one rollback takes a whole draft back.
         self._n_max = min(drafter.n_max, target.n_draft_max, target.n_batch // target.n_seq_max - 1)
 
+    @property
+    def is_quiet(self) -> bool:
+        """In this step nobody was asked for a draft, and no drafter need be shown it."""
+        return self.policy is not None and self.policy.quiet.is_on
+
     def propose(self, slots: Sequence[Slot]) -> list[Draft]:
         """One draft per slot, in order; empty where a slot wants none or has no room."""
         policy = self.policy
-        if policy is not None:
-            policy.begin_step(len(slots))
         drafts = [EMPTY_DRAFT] * len(slots)
+        if policy is not None:
+            if policy.quiet.step(len(slots)):
+                return drafts
+            policy.begin_step(len(slots))
         if self._n_max <= 0:
             return drafts
         requests = []
@@ -84,7 +91,19 @@ class Speculation:
                 task = slots[i].task
                 assert task is not None
                 task.count_drafting(drafts[i].drafter, spent)
+        if policy is not None and slots:
+            self._look_ahead(policy, slots, drafts)
         return drafts
+
+    def _look_ahead(self, policy: LengthPolicy, slots: Sequence[Slot], drafts: Sequence[Draft]) -> None:
+        """Where nothing was found for long the next steps are quiet, if every drafter can do without them."""
+        if any([draft.tokens for draft in drafts]):
+            policy.quiet.found()
+            return
+        seq_ids = [slot.id for slot in slots]
+        n_steps = policy.may_be_quiet(seq_ids)
+        if n_steps and all([self._drafter.may_skip(seq_id) for seq_id in seq_ids]):
+            policy.be_quiet(seq_ids, n_steps)
 
     def _may_be_free(self, slot: Slot, policy: LengthPolicy) -> bool:
         """Could there be a draft that costs nothing, and pays?"""
@@ -114,7 +133,7 @@ class Speculation:
 
     def _filled(self, slots: Sequence[Slot], drafts: Sequence[Draft]) -> int:
         """The length to which the length rule wants all drafts filled up; 0 where a slot has no room for that."""
-        if self.policy is None or not drafts:
+        if self.policy is None or self.is_quiet or not drafts:
             return 0
         n = self.policy.fill(max([len(draft.tokens) for draft in drafts]))
         if not n:
@@ -158,7 +177,7 @@ class Speculation:
     def interrupted(self) -> None:
         """A step with prompt chunks is over."""
         if self.policy is not None:
-            self.policy.pace.costs.interrupted()
+            self.policy.interrupted()
 
     def _room(self, slot: Slot, task: Task, n_tokens: int) -> int:
         """The longest draft that fits behind the slot's n_tokens tokens."""
