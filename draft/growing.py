@@ -90,7 +90,7 @@ class DraftClock:
         """Tell the length rule, if there is one, what these drafts took together."""
         n_steps = max((len(d.tokens) for d in drafts), default=0)
         length = next((d.request.length for d in drafts if d.request.length is not None), None)
-        if n_steps and length is not None:
+        if length is not None:
             length.spent(
                 n_steps,
                 (self._last_ns - self._read_ns) / 1e6,

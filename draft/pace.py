@@ -46,12 +46,11 @@ class Pace:
     _prices: list[float] = field(default_factory=list)  # see prices
     _prices_for: int = 0  # steps for which they hold
     _quiet: StepSum = field(default_factory=StepSum)  # plain steps behind plain ones
-    _drafted_ms: float = 0.0  # in this step, as is the next
-    _lag_ms: float = 0.0
+    _drafted_ms: float = 0.0  # in this step
 
     def begin_step(self, n_slots: int) -> bool:
         """True where the prices have changed."""
-        self._drafted_ms = self._lag_ms = 0.0
+        self._drafted_ms = 0.0
         if n_slots != self.n_slots:
             self.n_slots, self._prices_for, self._quiet = max(1, n_slots), 0, StepSum()
         if self._prices_for > 0:
@@ -86,18 +85,17 @@ class Pace:
         """Of going to another number of tokens in the batch and back again."""
         return 2.0 * self.rate * self.costs.change_ms
 
-    def price_of_lag(self) -> float:
-        """Of reading, in this step, what the drafter lacked of the text."""
-        return self.n_slots * self.rate * self._lag_ms
+    def price_of_drafting(self) -> float:
+        """Of all that drafting took in this step, which every slot waits for."""
+        return self.n_slots * self.rate * self._drafted_ms
 
     # -- what is learnt
 
     def drafted(self, drafter: str, n_steps: int, ms: float, last_ms: float, lag_ms: float = 0.0) -> None:
         """That drafter drafted n_steps tokens, one after the other, in `ms`, the last of them in `last_ms`; before that
         it read in `lag_ms` what it lacked of the text."""
+        self._drafted_ms += ms + lag_ms
         if n_steps > 0:
-            self._drafted_ms += ms + lag_ms
-            self._lag_ms = lag_ms
             known = self.draft_ms.get(drafter)
             if known is None or n_steps > 1:
                 self.draft_ms[drafter] = last_ms if known is None else known + 0.1 * (last_ms - known)

@@ -23,7 +23,7 @@ from draft.steady import SteadyLength
 _LOOK_AHEAD = 4  # tokens behind the next one
 _TRY_SHARE = 0.003  # of the rate, that a slot may lose to drafts that do not pay
 _MOST_SAVED = 0.2  # tokens, for such drafts
-_MOST_FOR_LAG = 1.0  # tokens; a long lag must not make a try the last for thousands of rounds
+_MOST_EXTRA = 4.0  # tokens; one slow try must not be the last for thousands of rounds
 _REST, _LONG_REST = 7, 127  # rounds; nothing that the answer depends on moves far in them
 _LONG_DRAFT = 48  # tokens, of a drafter that copies text
 _TRY_TOKENS = 2  # length of a draft of which nothing is known
@@ -192,9 +192,10 @@ class LengthPolicy:
         n, gain = self._best(probabilities)
         account = self._accounts[seq_id]
         if account.is_try:
-            # Who rests reads what was said meanwhile: that is part of what a try costs, and of no later draft.
+            # Who rests reads what was said meanwhile, and what was not used for long is slow: that is part of what a
+            # try costs, and of no later draft.
             price = self.pace.n_slots * self.pace.draft_price(drafter, len(probabilities))
-            price += min(_MOST_FOR_LAG, self.pace.price_of_lag())
+            price += max(0.0, min(_MOST_EXTRA, self.pace.price_of_drafting() - price))
             # Where a try is not verified it brings nothing; one that looks good is followed by the next sooner.
             account.add((min(gain, 0.5 * price) if self._is_steady else gain) - price)
         return 0 if self._is_steady else n

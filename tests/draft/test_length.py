@@ -116,7 +116,7 @@ def test_a_text_that_was_copied_does_not_make_the_next_ones_drafts_long() -> Non
     assert chosen() == 15
 
 
-def test_a_try_pays_for_reading_what_it_lacked() -> None:
+def test_a_try_pays_for_what_it_takes_reading_included() -> None:
     """Nothing is ever accepted; reading takes as long as ten tokens of drafting."""
 
     def n_tries(lag_ms: float) -> int:
@@ -138,4 +138,4 @@ def test_a_try_pays_for_reading_what_it_lacked() -> None:
     # 0.003 tokens a round are there for tries; one costs 0.025 tokens, or 0.275.
     assert behind == pytest.approx(0.003 * 3000 / 0.275, rel=0.25)
     assert at_once > 5 * behind
-    assert far_behind >= 6  # 1.025 tokens at most
+    assert far_behind >= 2  # it pays 4.025 tokens, not 25: a try every 1340 rounds
