@@ -36,7 +36,6 @@ def address_of(buffer: Any) -> int:
 
 POINTER = ctypes.c_void_p
 decode = lib.llama_decode
-synchronize = function("llama_synchronize", None, POINTER)
 get_logits = function("llama_get_logits", POINTER, POINTER)
 seq_rm = function(
     "llama_memory_seq_rm", ctypes.c_bool, POINTER, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32

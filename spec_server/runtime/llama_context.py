@@ -123,7 +123,8 @@ class LlamaContext:
         self._n_outputs = self._n_rows = 0  # of the last decode
         self._call_batch: Batch | None = None
         self._logits = self._logits_view = self._hidden = np.zeros((0, 0), np.float32)
-        self._logits_at = self._hidden_at = 0  # addresses of the last decode's rows, once they were asked for
+        self._logits_at = 0  # address of the last decode's rows; -1: gathered from several
+        self._hidden_at = 0  # the same of hidden rows, once they were asked for
         self._logits_shown = (0, 0)  # address and rows that _logits_view was made for
         # Rows of that view: right after a decode all is cold, and to make a view takes as long as to search a row.
         self._single_rows: dict[int, Floats] = {}
@@ -204,7 +205,7 @@ class LlamaContext:
         c.n_tokens = batch.n_tokens
         begin = perf_counter_ns()
         code: int = _native.decode(self._ctx, c)
-        _native.synchronize(self._ctx)
+        self._logits_at = _native.get_logits(self._ctx) or 0  # waits for the device, too
         self.decode_ns += perf_counter_ns() - begin
         self.n_decodes += 1
         return code
@@ -227,7 +228,7 @@ class LlamaContext:
                 self._fail(code, batch, appended)
             appended = True
             self._n_outputs, self._n_rows = call_batch.n_outputs, call_batch.n_tokens
-            self._logits_at = self._hidden_at = 0
+            self._hidden_at = 0
             for part, called in zip(parts, call_batch.parts, strict=True):
                 if part.n_out:
                     rows = self.logits(called.out_start, part.n_out)
@@ -237,7 +238,7 @@ class LlamaContext:
                     hidden[part.start : part.start + part.n_tokens] = rows
                 self._back[part.seq_id] = min(self.n_rs_seq, part.n_draft, part.n_tokens - 1)
         self._logits, self._hidden = logits, hidden
-        self._logits_at = self._hidden_at = -1  # gathered: nothing to ask llama for
+        self._logits_at = self._hidden_at = -1
 
     def _ends(self, parts: list[Part]) -> dict[int, int]:
         """How long each sequence of the batch will be."""
@@ -273,8 +274,7 @@ class LlamaContext:
     def logits(self, row: int, n_rows: int) -> Floats:
         if row < 0 or n_rows < 0 or row + n_rows > self._n_outputs:
             raise BatchError(f"output rows {row}..{row + n_rows - 1} of {self._n_outputs}")
-        if not self._logits_at:
-            self._logits_at = _native.get_logits(self._ctx)
+        if self._logits_at >= 0:
             if self._logits_at != self._logits_shown[0] or self._n_outputs > self._logits_shown[1]:
                 self._logits_shown = self._logits_at, self._n_outputs
                 self._logits_view = _view(self._logits_at, self._n_outputs, self.n_vocab)
