@@ -86,8 +86,10 @@ class CalibratedDrafter:
             return
         for item in accepted:
             draft = self._proposed.pop(item.seq_id, None)
-            if draft is not None and draft.tokens:
+            length = self._lengths[item.seq_id]
+            if draft is not None and draft.tokens and length is not None:
                 self._calibrations[item.seq_id][draft.drafter].learn(draft.confidence, item.n_stood)
+                length.stood(item.n_stood)
 
     # -- state
 

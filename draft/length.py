@@ -16,6 +16,8 @@ from spec_server.runtime.batch import Ints
 
 _MOST_OPEN = 3  # drafts
 _MOST_TOKENS = 4  # of a draft, behind those that are verified
+_TRUSTED = 20.0  # tokens that every text is taken to have kept of as many that were promised
+_KEPT, _FORGIVEN = 0.9, 0.95  # of the sums behind that, by a draft that is verified, and by one that is not
 
 
 @dataclass(slots=True)
@@ -43,6 +45,36 @@ class _Unverified:
         return False
 
 
+@dataclass(slots=True)
+class _Promises:
+    """How many tokens of this text's drafts from text were expected to stand, and how many did.
+
+    Such a draft is right for long or wrong at once, as the text copies or only resembles. A table by position and
+    confidence learns that from each place anew; here one long draft that fails speaks against the next one.
+    """
+
+    made: float = 0.0
+    kept: float = 0.0
+    open: float = 0.0  # of the draft that is being verified
+
+    def share(self) -> float:
+        return min(1.0, (self.kept + _TRUSTED) / (self.made + _TRUSTED))
+
+    def make(self, probabilities: Sequence[float]) -> None:
+        p_all = 1.0
+        for p in probabilities:
+            p_all *= p
+            self.open += p_all
+
+    def keep(self, n_stood: int) -> None:
+        if self.open:
+            self.made, self.kept, self.open = _KEPT * self.made + self.open, _KEPT * self.kept + n_stood, 0.0
+
+    def forgive(self) -> None:
+        """A draft was not verified, perhaps for what is held against it."""
+        self.made, self.kept = _FORGIVEN * self.made, _FORGIVEN * self.kept
+
+
 class DraftLength:
     """One slot's draft under the rule: the drafter asks it before the first token and after each."""
 
@@ -53,6 +85,7 @@ class DraftLength:
         "_drafter",
         "_policy",
         "_probabilities",
+        "_promises",
         "_seq_id",
         "_start",
         "_unverified",
@@ -64,6 +97,7 @@ class DraftLength:
         self._seq_id = seq_id
         self._start = 0
         self._unverified: list[_Unverified] = []
+        self._promises = _Promises()
 
     def begin(self) -> None:
         """A request begins, perhaps with another text: what was drafted is forgotten."""
@@ -73,6 +107,7 @@ class DraftLength:
     def read(self, text: Ints, last_token: int) -> None:
         """The next draft goes behind that text, [n] and one more token."""
         self._start = len(text) + 1
+        self._promises.open = 0.0
         if self._unverified:
             self._unverified = [draft for draft in self._unverified if draft.is_open(text, last_token)]
 
@@ -90,11 +125,22 @@ class DraftLength:
 
     def chooses(self, drafter: str, tokens: Sequence[int], confidence: float) -> int:
         """How many tokens of a draft that costs nothing are worth verifying; all have one confidence."""
-        calibration = self._calibrations[drafter]
-        n = self._policy.choose(self._seq_id, calibration.probabilities(confidence, len(tokens)))
+        calibration, promises = self._calibrations[drafter], self._promises
+        probabilities = calibration.probabilities(confidence, len(tokens))
+        first = probabilities[0]
+        probabilities[0] *= promises.share()
+        n = self._policy.choose(self._seq_id, probabilities)
+        if n:
+            promises.make([first, *probabilities[1:n]])
+        else:
+            promises.forgive()
         if n < len(tokens):
             self._watch(calibration, tokens, [confidence] * len(tokens), n)
         return n
+
+    def stood(self, n_tokens: int) -> None:
+        """Of the draft that was verified, whoever made it, the first n_tokens stood."""
+        self._promises.keep(n_tokens)
 
     def keeps(self, tokens: Sequence[int]) -> int:
         """How many of the drafted tokens are worth verifying."""

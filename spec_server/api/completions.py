@@ -27,8 +27,7 @@ async def completion(http: Request, engine: Engine, options: ApiOptions) -> Resp
     body = parse(CompletionBody, await http.body(), partial(check_generation, engine=engine))
     prompt = await prompt_tokens(engine, body.prompt)
     request = generate_request(body, prompt, (), engine, options)
-    text = body.prompt if isinstance(body.prompt, str) else engine.detokenize(prompt)
-    return await respond(http, body, request, NativeForm(engine, request, body, text), engine, options)
+    return await respond(http, body, request, NativeForm(engine, request, body), engine, options)
 
 
 async def text_completions(http: Request, engine: Engine, options: ApiOptions) -> Response:
@@ -73,10 +72,10 @@ class NativeForm:
 
     terminator = b""
 
-    def __init__(self, engine: Engine, request: GenerateRequest, body: CompletionBody, prompt: str) -> None:
-        self._model = engine.model.alias
+    def __init__(self, engine: Engine, request: GenerateRequest, body: CompletionBody) -> None:
+        self._engine = engine
         self._request = request
-        self._prompt = prompt
+        self._prompt = body.prompt
         self._stream = bool(body.stream)
         self._return_tokens = bool(body.return_tokens)
         self._has_new_line = False
@@ -112,16 +111,20 @@ class NativeForm:
 
     def _last(self, finished: Finished, content: str, tokens: Sequence[int]) -> Event:
         n_predicted = finished.timings.predicted_n
+        # Not before: nothing shall keep the first token waiting.
+        prompt = (
+            self._prompt if isinstance(self._prompt, str) else self._engine.detokenize(self._request.prompt)
+        )
         return {
             "index": 0,
             "content": content,
             "tokens": tokens,
             "stop": True,
-            "model": self._model,
+            "model": self._engine.model.alias,
             "tokens_predicted": n_predicted,
             "tokens_evaluated": finished.n_prompt,
             "generation_settings": settings_json(self._request, finished, stream=self._stream),
-            "prompt": self._prompt,
+            "prompt": prompt,
             "has_new_line": self._has_new_line,
             "truncated": finished.truncated,
             "stop_type": finished.stop_type,

@@ -139,3 +139,35 @@ def test_a_try_pays_for_what_it_takes_reading_included() -> None:
     assert behind == pytest.approx(0.003 * 3000 / 0.275, rel=0.25)
     assert at_once > 5 * behind
     assert far_behind >= 2  # it pays 4.025 tokens, not 25: a try every 1340 rounds
+
+
+def test_a_long_draft_from_text_that_fails_speaks_against_the_next_one_for_a_while() -> None:
+    length, calibrations = slot(ms_per_token=4.0)
+    for _ in range(8):
+        calibrations["text"].learn([0.97] * 48, 48)
+
+    def chosen(length: DraftLength) -> int:
+        length.read(np.arange(9, dtype=np.int32), 9)
+        return length.chooses("text", list(range(100, 148)), 0.97)
+
+    assert chosen(length) == 48
+    length.stood(0)
+    assert chosen(length) == 0
+    assert chosen(DraftLength(length._policy, calibrations, 1)) == 48  # another text
+    later = []
+    for _ in range(60):
+        later.append(chosen(length))
+        length.stood(later[-1])
+    assert 5 <= later.index(48) <= 50
+
+
+def test_in_a_text_that_copies_one_draft_that_fails_changes_nothing() -> None:
+    length, calibrations = slot(ms_per_token=4.0)
+    for _ in range(8):
+        calibrations["text"].learn([0.97] * 48, 48)
+    taken = []
+    for n_stood in (48, 48, 0, 48):
+        length.read(np.arange(9, dtype=np.int32), 9)
+        taken.append(length.chooses("text", list(range(100, 148)), 0.97))
+        length.stood(n_stood)
+    assert taken == [48] * 4
