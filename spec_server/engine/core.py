@@ -220,7 +220,8 @@ class EngineCore:
         self, started: StepClock, rounds: list[Round], chunks: list[tuple[Slot, Part]], n_gained: int
     ) -> None:
         wall, target = started.wall_ns(), self.target.decode_ns - started.target_ns
-        own = wall - target - (self.drafter.decode_ns - started.drafter_ns)
+        is_quiet = self.speculation.is_quiet and not chunks
+        own = wall - target - (0 if is_quiet else self.drafter.decode_ns - started.drafter_ns)
         self.stats.n_steps += 1
         self.stats.n_busy += len(rounds) + len(chunks)
         n_drafted = sum([len(r.draft.tokens) for r in rounds])
