@@ -145,8 +145,8 @@ class Drafter(Protocol):
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request, in order."""
 
-    def may_be_free(self, seq_id: int, n_tokens: int, last_token: int) -> bool:
-        """A quick look: could it draft at no cost behind the sequence's n_tokens tokens and `last_token`?"""
+    def may_be_free(self, seq_id: int, tokens: Ints, last_token: int) -> bool:
+        """A quick look: could it draft at no cost behind the sequence's `tokens` [n] and `last_token`?"""
 
     def may_skip(self, seq_id: int) -> bool:
         """May the plain steps behind this one be kept from `process` until the sequence's next `propose`?"""

@@ -74,8 +74,8 @@ class CalibratedDrafter:
             self._proposed[request.seq_id] = draft
         return drafts
 
-    def may_be_free(self, seq_id: int, n_tokens: int, last_token: int) -> bool:
-        return self.inner.may_be_free(seq_id, n_tokens, last_token)
+    def may_be_free(self, seq_id: int, tokens: Ints, last_token: int) -> bool:
+        return self.inner.may_be_free(seq_id, tokens, last_token)
 
     def may_skip(self, seq_id: int) -> bool:
         return self.inner.may_skip(seq_id)

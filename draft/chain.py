@@ -72,8 +72,8 @@ class ChainDrafter:
         for m in self.members:
             m.process(batch)
 
-    def may_be_free(self, seq_id: int, n_tokens: int, last_token: int) -> bool:
-        return any([m.may_be_free(seq_id, n_tokens, last_token) for m in self.members])
+    def may_be_free(self, seq_id: int, tokens: Ints, last_token: int) -> bool:
+        return any([m.may_be_free(seq_id, tokens, last_token) for m in self.members])
 
     def may_skip(self, seq_id: int) -> bool:
         return all([m.may_skip(seq_id) for m in self.members])

@@ -134,7 +134,7 @@ class DraftModelDrafter:
             self._read(seq_id, tokens, part.pos0, later=may_wait)
         self._flush()
 
-    def may_be_free(self, seq_id: int, n_tokens: int, last_token: int) -> bool:
+    def may_be_free(self, seq_id: int, tokens: Ints, last_token: int) -> bool:
         return False
 
     def may_skip(self, seq_id: int) -> bool:

@@ -108,7 +108,7 @@ class MtpHeadDrafter:
                 self._queue(part.seq_id, part.pos0, tokens, rows)
         self._flush()
 
-    def may_be_free(self, seq_id: int, n_tokens: int, last_token: int) -> bool:
+    def may_be_free(self, seq_id: int, tokens: Ints, last_token: int) -> bool:
         return False
 
     def may_skip(self, seq_id: int) -> bool:

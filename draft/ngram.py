@@ -114,9 +114,7 @@ class _NgramDrafter:
     def _propose(self, request: DraftRequest) -> Draft:
         text = self._texts[request.seq_id]
         limit = min(request.n_max, self.n_max)
-        if limit <= 0 or not self._catch_up(request.seq_id, request.tokens):
-            return EMPTY_DRAFT
-        if not self.may_be_free(request.seq_id, len(text), request.last_token):
+        if limit <= 0 or not self.may_be_free(request.seq_id, request.tokens, request.last_token):
             return EMPTY_DRAFT
         text.append(request.last_token)
         tokens, confidence, n_match = self._follow(text, request, limit)
@@ -133,8 +131,8 @@ class _NgramDrafter:
             return EMPTY_DRAFT
         return Draft(tokens, self.name, confidence[: len(tokens)])
 
-    def may_be_free(self, seq_id: int, n_tokens: int, last_token: int) -> bool:
-        return True
+    def may_be_free(self, seq_id: int, tokens: Ints, last_token: int) -> bool:
+        return self._catch_up(seq_id, tokens)
 
     def _follow(
         self, text: TextIndex, request: DraftRequest, limit: int
@@ -180,9 +178,8 @@ class NgramSimpleDrafter(_NgramDrafter):
         super().__init__(n_slots, size_n, size_m, end)
         self._min_hits = min_hits
 
-    def may_be_free(self, seq_id: int, n_tokens: int, last_token: int) -> bool:
-        text = self._texts[seq_id]
-        return len(text) != n_tokens or text.may_recur(last_token)
+    def may_be_free(self, seq_id: int, tokens: Ints, last_token: int) -> bool:
+        return self._catch_up(seq_id, tokens) and self._texts[seq_id].may_recur(last_token)
 
     def _follow(
         self, text: TextIndex, request: DraftRequest, limit: int

@@ -31,7 +31,7 @@ class NoDrafter:
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         return [EMPTY_DRAFT] * len(requests)
 
-    def may_be_free(self, seq_id: int, n_tokens: int, last_token: int) -> bool:
+    def may_be_free(self, seq_id: int, tokens: Ints, last_token: int) -> bool:
         return False
 
     def may_skip(self, seq_id: int) -> bool:

@@ -85,6 +85,10 @@ class Pace:
         """Of going to another number of tokens in the batch and back again."""
         return 2.0 * self.rate * self.costs.change_ms
 
+    def price_of_detour(self) -> float:
+        """Of a step with drafts among steps without, beside what its size takes."""
+        return self.rate * (max(0.0, self.own_ms[1] - self.own_ms[0]) + self.costs.detour_ms)
+
     def price_of_drafting(self) -> float:
         """Of all that drafting took in this step, which every slot waits for."""
         return self.n_slots * self.rate * self._drafted_ms

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_LONGEST = 7  # quiet steps in a row
+_LONGEST = 15  # quiet steps in a row
 _SHARE = 16  # steps in vain for each quiet step in a row
 _KEPT = 64  # steps in vain that count when a request begins: its text may be another
 

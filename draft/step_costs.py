@@ -56,6 +56,13 @@ class StepCosts:
         """What a change of the number of tokens costs, over the steps that it makes slower."""
         return sum(self._extra)
 
+    @property
+    def detour_ms(self) -> float:
+        """What a step over another number of tokens and the way back cost that `ms` does not know: of a change that
+        costs little, the way there is in what the other size is known to take."""
+        most = _UNSETTLED_MOST * self.ms(1)
+        return sum([ms if ms <= most else 2.0 * ms for ms in self._extra])
+
     def observe(self, n_tokens: int, ms: float, n_steps: int = 1) -> None:
         """A step over n_tokens tokens took `ms`, or that is the mean of some in a row."""
         if not 0 < n_tokens <= _LARGEST_STEP or ms <= 0.0:

@@ -243,7 +243,9 @@ class LengthPolicy:
         if self._is_steady:
             return self._best_of_steady(probabilities)
         n, gain = self._best(probabilities)
-        return n if gain > self._accounts[seq_id].value else 0
+        # Where nothing else drafts this step is the only one of its kind, and costs more than its tokens do.
+        value = self._accounts[seq_id].value or self.pace.price_of_detour()
+        return n if gain > value else 0
 
     def _best_of_steady(self, probabilities: Sequence[float]) -> int:
         """The same where another number of tokens than before makes steps slow, against what the steady length has

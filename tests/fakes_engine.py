@@ -47,7 +47,7 @@ class ScriptedDrafter:
     def settle(self, seq_id: int, tokens: Ints) -> None:
         pass
 
-    def may_be_free(self, seq_id: int, n_tokens: int, last_token: int) -> bool:
+    def may_be_free(self, seq_id: int, tokens: Ints, last_token: int) -> bool:
         return True
 
     def process(self, batch: Batch) -> None:

@@ -109,7 +109,7 @@ class Speculation:
         """Could there be a draft that costs nothing, and pays?"""
         assert slot.task is not None
         return not policy.free_rests and self._drafter.may_be_free(
-            slot.id, len(slot.tokens), slot.task.last_token
+            slot.id, slot.tokens.view(), slot.task.last_token
         )
 
     def add(self, batch: Batch, slots: Sequence[Slot], drafts: Sequence[Draft]) -> list[Round]:
