@@ -146,7 +146,8 @@ class Drafter(Protocol):
         """One draft per request, in order."""
 
     def may_be_free(self, seq_id: int, tokens: Ints, last_token: int) -> bool:
-        """A quick look: could it draft at no cost behind the sequence's `tokens` [n] and `last_token`?"""
+        """A quick look: could it draft at no cost behind the sequence's `tokens` [n] and `last_token`? Who drafts from
+        text reads for that what it lacks of them."""
 
     def may_skip(self, seq_id: int) -> bool:
         """May the plain steps behind this one be kept from `process` until the sequence's next `propose`?"""

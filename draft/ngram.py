@@ -53,7 +53,7 @@ class _NgramDrafter:
         self._catch_up(seq_id, tokens)
 
     def settle(self, seq_id: int, tokens: Ints) -> None:
-        pass
+        self._catch_up(seq_id, tokens)
 
     def process(self, batch: Batch) -> None:
         for part in batch.parts:

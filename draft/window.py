@@ -143,7 +143,7 @@ class LengthPolicy:
             account.add(n_steps * _TRY_SHARE)
 
     def interrupted(self) -> None:
-        """A step with prompt tokens is over."""
+        """A step of another kind is over."""
         self.pace.costs.interrupted()
         self.quiet.interrupted()
 

@@ -79,9 +79,7 @@ def token_id(item: object, n_vocab: int, param: str) -> int:
     if not isinstance(item, int) or isinstance(item, bool):
         raise InvalidRequest(f"{param}: neither text nor a token id", param=param)
     if not 0 <= item < n_vocab:
-        raise InvalidRequest(
-            f"{param}: token id {item} is not below the vocabulary's size, {n_vocab}", param=param
-        )
+        raise InvalidRequest(f"{param}: token id {item} is not in 0..{n_vocab - 1}", param=param)
     return item
 
 

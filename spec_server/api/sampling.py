@@ -82,7 +82,7 @@ def _token(key: str | int, n_vocab: int) -> int:
     if token is None:
         raise InvalidRequest(f"logit_bias: {key!r} is not a token id", param="logit_bias")
     if not 0 <= token < n_vocab:
-        message = f"logit_bias: token id {token} is not below the vocabulary's size, {n_vocab}"
+        message = f"logit_bias: token id {token} is not in 0..{n_vocab - 1}"
         raise InvalidRequest(message, param="logit_bias")
     return token
 

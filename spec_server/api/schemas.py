@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Literal, TypeVar
 
 import orjson
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StrictInt, field_validator, model_validator
 
 from spec_server.engine.errors import InvalidRequest
 
@@ -151,7 +151,7 @@ class TokenizeBody(RequestBody):
 
 
 class DetokenizeBody(RequestBody):
-    tokens: list[int]
+    tokens: list[StrictInt]
 
 
 def _is_off(*neutral: object) -> Callable[[object], bool]:

@@ -110,6 +110,7 @@ class EngineCore:
         if not self._batch.n_tokens:
             return False
         if not self._decode(rounds, chunks):
+            self.speculation.interrupted()
             return True
         if chunks:
             self._after_chunks(

@@ -86,6 +86,7 @@ class Finisher:
     def release(self, slot: Slot) -> None:
         """Off the slot; what was decoded so far stays for the next request."""
         self._core.rollback.catch_up(slot)
+        self._core.speculation.end_request(slot)
         self._core.line.go_on()
         self._clock += 1
         slot.last_used = self._clock

@@ -100,6 +100,8 @@ class Speculation:
         if any([draft.tokens for draft in drafts]):
             policy.quiet.found()
             return
+        if not all([_asks_everybody(slot) for slot in slots]):
+            return  # who is not asked would never catch up
         seq_ids = [slot.id for slot in slots]
         n_steps = policy.may_be_quiet(seq_ids)
         if n_steps and all([self._drafter.may_skip(seq_id) for seq_id in seq_ids]):
@@ -169,13 +171,18 @@ class Speculation:
         if settled:
             self._drafter.accept(settled)
 
+    def end_request(self, slot: Slot) -> None:
+        """The slot's request is over: what quiet steps kept from those who draft from text is read now."""
+        if self.policy is not None:
+            self._drafter.may_be_free(slot.id, slot.tokens.view(), 0)
+
     def end_step(self, n_tokens: int, target_ms: float, wall_ms: float, n_gained: int) -> None:
         """A step without prompt chunks is over; what it took and gave is what the draft length goes by."""
         if self.policy is not None:
             self.policy.end_step(n_tokens, target_ms, wall_ms, n_gained)
 
     def interrupted(self) -> None:
-        """A step with prompt chunks is over."""
+        """A step with prompt chunks, or that came to nothing, is over."""
         if self.policy is not None:
             self.policy.interrupted()
 
@@ -206,6 +213,13 @@ class Speculation:
             task.sampler.drafting(n_tokens + 1, _history(slot, task.sampler.n_history, task.last_token)),
             only=wanted.type or "",
         )
+
+
+def _asks_everybody(slot: Slot) -> bool:
+    """Does the slot's request take drafts of every drafter?"""
+    assert slot.task is not None
+    wanted = slot.task.request.speculative
+    return wanted.type is None and wanted.n_max != 0
 
 
 def _history(slot: Slot, n: int, last_token: int) -> Ints:

@@ -110,7 +110,7 @@ class EngineWorker:
             raise ContextExceeded(message, n_prompt_tokens=e.n_tokens, n_ctx=n_ctx) from None
 
     def detokenize(self, tokens: Sequence[int]) -> str:
-        return self._core.model.detokenize(list(tokens)).decode("utf-8", "replace")
+        return self._core.model.detokenize(list(tokens), special=True).decode("utf-8", "replace")
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
         self._check(request)

@@ -139,6 +139,8 @@ async def test_tokenize_and_detokenize(client: httpx.AsyncClient) -> None:
     assert (await client.post("/detokenize", json={"tokens": [104, 105]})).json() == {"content": "hi"}
     bad = await client.post("/detokenize", json={"tokens": [N_VOCAB]})
     assert (bad.status_code, bad.json()["error"]["param"]) == (400, "tokens[0]")
+    for no_id in (True, 1.0):
+        assert (await client.post("/detokenize", json={"tokens": [no_id]})).status_code == 400
 
 
 async def test_long_text_is_tokenised_beside_the_event_loop(client: httpx.AsyncClient) -> None:

@@ -264,3 +264,12 @@ def test_a_limit_in_mid_character_gives_no_broken_bytes(real: Served) -> None:
         joined = "".join(str(chunk["content"]) for chunk in events(real, "/completion", body))
         assert joined.rstrip("\ufffd") in PATTERNS[0] * 4
         assert joined.count("\ufffd") <= 1
+
+
+def test_token_ids_come_back_as_text_special_tokens_included(real: Served) -> None:
+    text = "<|im_start|>user\nHi<|im_end|>"
+    tokens = real.http.post("/tokenize", json={"content": text, "parse_special": True}).json()["tokens"]
+    assert set(tokens) & {1, 2} == {1, 2}
+    assert real.http.post("/detokenize", json={"tokens": tokens}).json() == {"content": text}
+    answer = real.http.post("/completion", json={"prompt": tokens, "n_predict": 1}).json()
+    assert answer["prompt"] == text

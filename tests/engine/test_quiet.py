@@ -7,6 +7,7 @@ import pytest
 from draft.base import DraftRequest
 from draft.quiet import QuietSteps
 from draft.window import LengthPolicy
+from spec_server.engine.base import SpeculativeParams
 from spec_server.engine.core import EngineCore
 from tests.draft.setups import FULL_CHAIN, MOD, MTP, SIMPLE, Kind, drafting, prompts, repeating
 from tests.engine.harness import WINDOW, request, run
@@ -96,3 +97,18 @@ def test_what_is_drafted_after_quiet_steps_is_what_would_have_been_without(kind:
     assert quiet_steps[0] == 0 < quiet_steps[1]
     assert drafts[0] == drafts[1]
     assert drafts[0]
+
+
+@pytest.mark.parametrize("kind", [SIMPLE, MOD, CHAIN], ids=lambda kind: kind.id)
+@pytest.mark.parametrize(
+    "wanted", [SpeculativeParams(), SpeculativeParams(type="none"), SpeculativeParams(n_max=0)], ids=str
+)
+def test_after_a_request_those_who_draft_from_text_have_read_all_of_it(
+    kind: Kind, wanted: SpeculativeParams
+) -> None:
+    policy = policy_of(1.0, QuietSteps(_n_in_vain=1000))
+    with drafting(ruled(kind, policy)) as core:
+        core.speculation.policy = policy
+        for n_tokens in (40, 41, 43, 47):
+            run(core, request(prompts(kind, 1)[0], n_tokens, speculative=wanted))
+            assert core.drafter.n_tokens(0) == len(core.slots[0].tokens)
