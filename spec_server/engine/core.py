@@ -236,7 +236,9 @@ class EngineCore:
     def _trace(self, round_: Round, n_accepted: int) -> dict[str, object]:
         slot = round_.slot
         return {
-            "step": self.stats.n_steps,  # equal where two slots shared a decode: what a replay needs
+            # What a replay needs: equal steps shared a decode, and prompts lie there in the order of their requests.
+            "step": self.stats.n_steps,
+            "started": round_.task.started,
             "draft": list(round_.draft.tokens),
             "accepted": n_accepted,
             "target_pos": self.target.n_tokens(slot.id) - 1,

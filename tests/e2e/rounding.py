@@ -165,7 +165,9 @@ def replay(answers: Sequence[Answer], shape: Shape, model: Model) -> list[list[P
     batch.close()
     for answer, of_answer in zip(answers, picks, strict=True):
         got = tuple(p.best for p in of_answer)
-        assert got == answer.tokens, f"the replay comes to other tokens: {got}, recorded {answer.tokens}"
+        at = first_difference(got, answer.tokens)
+        where = "" if at is None else f" from {at} on, there {of_answer[at]}"
+        assert got == answer.tokens, f"the replay comes to other tokens{where}: {got}, recorded {answer.tokens}"
     return picks
 
 
@@ -182,13 +184,17 @@ def _pick(row: np.ndarray, banned: Sequence[int]) -> Pick:
 
 
 def _steps(answers: Sequence[Answer], shape: Shape) -> list[list[_Work]]:
-    """The recorded decodes in order: decoding slots first, then prompts, each in the order of slots."""
+    """The recorded decodes in order: decoding slots in the order of slots, then prompts, the oldest request first."""
     steps: dict[int, list[_Work]] = {}
     for index, answer in enumerate(answers):
         assert answer.steps, "without a single round the step of the prompt is not known"
         for step, work in (*_prompt_work(index, answer, shape), *_round_work(index, answer)):
             steps.setdefault(step, []).append(work)
-    ordered = [sorted(steps[number], key=lambda w: (w.is_prompt, w.slot)) for number in sorted(steps)]
+
+    def place(work: _Work) -> tuple[bool, float]:
+        return work.is_prompt, answers[work.answer].started if work.is_prompt else work.slot
+
+    ordered = [sorted(steps[number], key=place) for number in sorted(steps)]
     for works in ordered:
         assert sum(len(w.tokens) for w in works) <= shape.n_ubatch, (
             "a prompt was cut where the trace does not say"

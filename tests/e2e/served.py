@@ -45,7 +45,7 @@ def flags(pair: str, *more: str, slots: int = 1, ctx: int = 2048, slot_dir: Path
 
 @dataclass(frozen=True)
 class Answer:
-    """One finished answer at temperature 0. `rounds` is its trace without the steps' numbers."""
+    """One finished answer at temperature 0. `rounds` is its trace without what places it among others."""
 
     prompt: tuple[int, ...]
     text: str
@@ -55,6 +55,7 @@ class Answer:
     stop_type: str
     rounds: tuple[Mapping[str, Any], ...]
     steps: tuple[int, ...]
+    started: float  # the server's clock
     bans_eog: bool = False
 
     @property
@@ -89,8 +90,9 @@ def answer_of(prompt: Sequence[int], body: Mapping[str, Any]) -> Answer:
         timings=body["timings"],
         id_slot=body["id_slot"],
         stop_type=body["stop_type"],
-        rounds=tuple({key: value for key, value in entry.items() if key != "step"} for entry in trace),
+        rounds=tuple({key: entry[key] for key in entry.keys() - {"step", "started"}} for entry in trace),
         steps=tuple(entry["step"] for entry in trace),
+        started=trace[0]["started"] if trace else 0.0,
         bans_eog=body["generation_settings"]["ignore_eos"],
     )
 

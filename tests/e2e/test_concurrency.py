@@ -120,6 +120,29 @@ def test_eight_streaming_clients_get_the_answers_that_one_client_gets(
     server.stop()
 
 
+@pytest.mark.parametrize("switch", CROWD_SHARE)
+def test_prompts_that_begin_in_one_step_lie_there_oldest_request_first(
+    start_server: Start, switch: str
+) -> None:
+    """Whatever slots they got: a replay in the order of slots comes to other tokens, the recorded order to the same."""
+    server = start_server(flags("self", switch, slots=SLOTS))
+    prompts = [prompt for prompt in chat_prompts(server, 18) if len(prompt) < 110][:9]
+    answers: list[Answer] = []
+    for turn in range(3):  # from the second on there are cells that the turn before left
+
+        def late(slot: int, turn: int = turn) -> Answer:
+            time.sleep(0.02 + 0.004 * (SLOTS - slot))  # the others arrive while slot 0 reads, the last slot's first
+            return server.ask(prompts[3 * turn + slot - 1], 48, slot, ignore_eos=True)
+
+        first = prompt_of(server, 420, skip=3 * turn)
+        jobs = [lambda p=first: server.ask(p, 48, 0, ignore_eos=True)]
+        answers += at_once([*jobs, *(lambda slot=slot: late(slot) for slot in range(1, SLOTS))])
+    shape = Shape(PAIRS["self"][0], slots=SLOTS, unified=switch == "-kvu")
+    with opened(shape) as model:
+        replay(answers, shape, model)
+    server.stop()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("switch", CROWD_SHARE)
