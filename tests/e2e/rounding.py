@@ -167,7 +167,9 @@ def replay(answers: Sequence[Answer], shape: Shape, model: Model) -> list[list[P
         got = tuple(p.best for p in of_answer)
         at = first_difference(got, answer.tokens)
         where = "" if at is None else f" from {at} on, there {of_answer[at]}"
-        assert got == answer.tokens, f"the replay comes to other tokens{where}: {got}, recorded {answer.tokens}"
+        assert got == answer.tokens, (
+            f"the replay comes to other tokens{where}: {got}, recorded {answer.tokens}"
+        )
     return picks
 
 

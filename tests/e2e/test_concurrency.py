@@ -131,7 +131,8 @@ def test_prompts_that_begin_in_one_step_lie_there_oldest_request_first(
     for turn in range(3):  # from the second on there are cells that the turn before left
 
         def late(slot: int, turn: int = turn) -> Answer:
-            time.sleep(0.02 + 0.004 * (SLOTS - slot))  # the others arrive while slot 0 reads, the last slot's first
+            # While slot 0 reads, the last slot's first.
+            time.sleep(0.02 + 0.004 * (SLOTS - slot))
             return server.ask(prompts[3 * turn + slot - 1], 48, slot, ignore_eos=True)
 
         first = prompt_of(server, 420, skip=3 * turn)
