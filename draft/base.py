@@ -149,8 +149,9 @@ class Drafter(Protocol):
         """A quick look: could it draft at no cost behind the sequence's `tokens` [n] and `last_token`? Who drafts from
         text reads for that what it lacks of them."""
 
-    def may_skip(self, seq_id: int) -> bool:
-        """May the plain steps behind this one be kept from `process` until the sequence's next `propose`?"""
+    def may_skip(self, seq_id: int, n_tokens: int) -> bool:
+        """May the plain steps from this one on be kept from `process` until the sequence's next `propose`? It holds
+        n_tokens now; True is also a promise to read them then, as what was left out by choice."""
 
     def accept(self, accepted: Sequence[Accepted]) -> None:
         """Settle every part of the last batch that had n_draft > 0."""

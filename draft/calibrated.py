@@ -77,8 +77,8 @@ class CalibratedDrafter:
     def may_be_free(self, seq_id: int, tokens: Ints, last_token: int) -> bool:
         return self.inner.may_be_free(seq_id, tokens, last_token)
 
-    def may_skip(self, seq_id: int) -> bool:
-        return self.inner.may_skip(seq_id)
+    def may_skip(self, seq_id: int, n_tokens: int) -> bool:
+        return self.inner.may_skip(seq_id, n_tokens)
 
     def accept(self, accepted: Sequence[Accepted]) -> None:
         self.inner.accept(accepted)

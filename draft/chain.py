@@ -75,8 +75,8 @@ class ChainDrafter:
     def may_be_free(self, seq_id: int, tokens: Ints, last_token: int) -> bool:
         return any([m.may_be_free(seq_id, tokens, last_token) for m in self.members])
 
-    def may_skip(self, seq_id: int) -> bool:
-        return all([m.may_skip(seq_id) for m in self.members])
+    def may_skip(self, seq_id: int, n_tokens: int) -> bool:
+        return all([m.may_skip(seq_id, n_tokens) for m in self.members])
 
     def accept(self, accepted: Sequence[Accepted]) -> None:
         for m in self.members:

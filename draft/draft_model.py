@@ -137,10 +137,13 @@ class DraftModelDrafter:
     def may_be_free(self, seq_id: int, tokens: Ints, last_token: int) -> bool:
         return False
 
-    def may_skip(self, seq_id: int) -> bool:
+    def may_skip(self, seq_id: int, n_tokens: int) -> bool:
         seq = self._seqs[seq_id]
         rests = self._reads_late or (self._rebuild and seq_id in self._resting)
-        return rests and not seq.trail and seq_id not in self._verified
+        if not rests or seq.trail or seq_id in self._verified:
+            return False
+        seq.lags_by_choice |= self._end(seq_id) == n_tokens
+        return True
 
     def accept(self, accepted: Sequence[Accepted]) -> None:
         """Keep what the target kept, whoever drafted it: cut what it rejected, decode what is missing."""

@@ -141,6 +141,8 @@ class DraftLength:
     def stood(self, n_tokens: int) -> None:
         """Of the draft that was verified, whoever made it, the first n_tokens stood."""
         self._promises.keep(n_tokens)
+        if n_tokens:
+            self._policy.quiet.stood()
 
     def keeps(self, tokens: Sequence[int]) -> int:
         """How many of the drafted tokens are worth verifying."""

@@ -111,7 +111,7 @@ class MtpHeadDrafter:
     def may_be_free(self, seq_id: int, tokens: Ints, last_token: int) -> bool:
         return False
 
-    def may_skip(self, seq_id: int) -> bool:
+    def may_skip(self, seq_id: int, n_tokens: int) -> bool:
         return False  # the rows of a step are gone with the next
 
     def accept(self, accepted: Sequence[Accepted]) -> None:

@@ -67,7 +67,7 @@ class _NgramDrafter:
             else:
                 self._read(part.seq_id, part.pos0, tokens)
 
-    def may_skip(self, seq_id: int) -> bool:
+    def may_skip(self, seq_id: int, n_tokens: int) -> bool:
         return seq_id not in self._verified
 
     def accept(self, accepted: Sequence[Accepted]) -> None:

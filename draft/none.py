@@ -34,7 +34,7 @@ class NoDrafter:
     def may_be_free(self, seq_id: int, tokens: Ints, last_token: int) -> bool:
         return False
 
-    def may_skip(self, seq_id: int) -> bool:
+    def may_skip(self, seq_id: int, n_tokens: int) -> bool:
         return True
 
     def accept(self, accepted: Sequence[Accepted]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from draft.step_costs import StepCosts, StepSum
 
 # Plain steps that are learnt from together: more of fast ones, since each look costs as much as a good part of one.
-_QUIET_STEPS, _MOST_QUIET = 8, 32
+_QUIET_STEPS, _MOST_QUIET = 16, 32
 _QUIET_MS = 24.0
 _OWN_MS = 0.3  # of a step with drafts, until it is known
 _PRICES_FOR = 8  # steps that were learnt from; what they are made of moves by a hundredth in one

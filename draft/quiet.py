@@ -16,7 +16,7 @@ _KEPT = 64  # steps in vain that count when a request begins: its text may be an
 
 @dataclass(slots=True)
 class QuietSteps:
-    """`step` opens each step; where that says no, `found` or `in_vain` follows, and perhaps `begin`."""
+    """`step` opens each step; where that says no, `in_vain` follows, and `stood` or perhaps `begin`."""
 
     is_on: bool = False  # in this step
     _left: int = 0
@@ -30,14 +30,15 @@ class QuietSteps:
         self._n_slots = n_slots
         return self.is_on
 
-    def found(self) -> None:
-        """There is a draft in this step."""
-        self._n_in_vain = 0
-
     def in_vain(self) -> int:
-        """There is none; returns how many of the steps to come may be quiet."""
+        """There is no draft in this step, or none that is known to stand; returns how many of the steps to come may be
+        quiet."""
         self._n_in_vain += 1
         return min(_LONGEST, self._n_in_vain // _SHARE)
+
+    def stood(self) -> None:
+        """Some of a draft stood."""
+        self._n_in_vain = 0
 
     def begin(self, n_steps: int) -> None:
         """The next steps are quiet while the same slots decode."""

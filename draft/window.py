@@ -24,7 +24,8 @@ _LOOK_AHEAD = 4  # tokens behind the next one
 _TRY_SHARE = 0.003  # of the rate, that a slot may lose to drafts that do not pay
 _MOST_SAVED = 0.2  # tokens, for such drafts
 _MOST_EXTRA = 4.0  # tokens; one slow try must not be the last for thousands of rounds
-_REST, _LONG_REST = 7, 127  # rounds; nothing that the answer depends on moves far in them
+_REST, _FAR_REST, _LONG_REST = 7, 31, 127  # rounds; nothing that the answer depends on moves far in them
+_FAR = 0.5  # of a draft's price, that it is short of
 _LONG_DRAFT = 48  # tokens, of a drafter that copies text
 _TRY_TOKENS = 2  # length of a draft of which nothing is known
 _STEADY_TRY, _FIRST_TRIES = 4, 12  # tokens; tries
@@ -64,7 +65,8 @@ class LengthPolicy:
 
     def begin(self, seq_id: int) -> None:
         """A request begins in that slot; not every drafter need take part in it."""
-        self._accounts[seq_id].value = 0.0
+        account = self._accounts[seq_id]
+        account.value, account.rest = 0.0, 0
         self.quiet.request_begins()
 
     def begin_step(self, n_slots: int) -> None:
@@ -155,15 +157,27 @@ class LengthPolicy:
         account.add(_TRY_SHARE)
         if self._is_allowed and self._is_worth_it(account, seq_id, calibration, drafter):
             return True
-        account.rest = _LONG_REST if self._is_steady and self._is_allowed else _REST
+        rest = self._rest(account, drafter)
+        account.rest = min(account.rest, rest) if account.rest else rest
         return False
+
+    def _rest(self, account: _Account, drafter: str) -> int:
+        """How many rounds a no holds. What is far from paying will not pay soon: until then there are tries only."""
+        if not self._is_allowed:
+            return _REST
+        if self._is_steady:
+            return _LONG_REST
+        price = self.pace.draft_price(drafter, 1)
+        if account.value > -_FAR * price:
+            return _REST
+        return max(_REST, min(_FAR_REST, int((self._try_price(drafter) - account.saved) / _TRY_SHARE)))
 
     def _is_worth_it(self, account: _Account, seq_id: int, calibration: Calibration, drafter: str) -> bool:
         if self._is_steady:
             self._drafting[seq_id] = calibration, drafter
         if self.pace.rate <= 0.0 or (self._is_steady and self.steady.n):
             return True
-        account.value = 0.0 if self._is_steady else max(0.0, self._value_of_more([], calibration, drafter))
+        account.value = 0.0 if self._is_steady else self._value_of_more([], calibration, drafter)
         account.is_try = account.value <= 0.0
         return not account.is_try or self._may_try(account, drafter)
 
@@ -172,8 +186,11 @@ class LengthPolicy:
             # What is learnt by a few drafts in the beginning would else take thousands of tokens.
             self._first_tries -= 1
             return True
-        # The others wait for a slot that tries alone.
-        return account.saved >= min(self.pace.n_slots * self.pace.draft_price(drafter, 1), _MOST_SAVED)
+        return account.saved >= self._try_price(drafter)
+
+    def _try_price(self, drafter: str) -> float:
+        """In tokens. The others wait for a slot that tries alone."""
+        return min(self.pace.n_slots * self.pace.draft_price(drafter, 1), _MOST_SAVED)
 
     def goes_on(self, probabilities: Sequence[float], calibration: Calibration, drafter: str) -> bool:
         """Draft one more token? `probabilities`, of those drafted: that each stands, given that all before it do."""
@@ -244,8 +261,8 @@ class LengthPolicy:
             return self._best_of_steady(probabilities)
         n, gain = self._best(probabilities)
         # Where nothing else drafts this step is the only one of its kind, and costs more than its tokens do.
-        value = self._accounts[seq_id].value or self.pace.price_of_detour()
-        return n if gain > value else 0
+        value = self._accounts[seq_id].value
+        return n if gain > (value if value > 0.0 else self.pace.price_of_detour()) else 0
 
     def _best_of_steady(self, probabilities: Sequence[float]) -> int:
         """The same where another number of tokens than before makes steps slow, against what the steady length has

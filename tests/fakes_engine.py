@@ -58,7 +58,7 @@ class ScriptedDrafter:
             else:
                 self._append(part.seq_id, part.pos0, tokens)
 
-    def may_skip(self, seq_id: int) -> bool:
+    def may_skip(self, seq_id: int, n_tokens: int) -> bool:
         return False
 
     def accept(self, accepted: Sequence[Accepted]) -> None:

@@ -145,7 +145,7 @@ class EngineCore:
                 self.finisher.fail(slot, GenerationFailed(f"the model failed to decode: {e}"))
             return False
         self._batch.parts[: len(rounds)] = [r.part for r in rounds]  # less what only the target lacked
-        if chunks or not self.speculation.is_quiet:
+        if chunks or not self.speculation.is_skipped:
             self.drafter.process(self._batch)
         return True
 

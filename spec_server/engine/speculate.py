@@ -55,12 +55,13 @@ class Speculation:
         self._drafter = drafter
         self._defaults = defaults
         self.policy = policy  # None: fixed lengths
+        self.is_skipped = False  # no drafter need be shown this step
         # One batch holds every slot's last token and draft, and one rollback takes a whole draft back.
         self._n_max = min(drafter.n_max, target.n_draft_max, target.n_batch // target.n_seq_max - 1)
 
     @property
     def is_quiet(self) -> bool:
-        """In this step nobody was asked for a draft, and no drafter need be shown it."""
+        """In this step nobody was asked for a draft."""
         return self.policy is not None and self.policy.quiet.is_on
 
     def propose(self, slots: Sequence[Slot]) -> list[Draft]:
@@ -68,7 +69,8 @@ class Speculation:
         policy = self.policy
         drafts = [EMPTY_DRAFT] * len(slots)
         if policy is not None:
-            if policy.quiet.step(len(slots)):
+            self.is_skipped = policy.quiet.step(len(slots))
+            if self.is_skipped:
                 return drafts
             policy.begin_step(len(slots))
         if self._n_max <= 0:
@@ -96,15 +98,17 @@ class Speculation:
         return drafts
 
     def _look_ahead(self, policy: LengthPolicy, slots: Sequence[Slot], drafts: Sequence[Draft]) -> None:
-        """Where nothing was found for long the next steps are quiet, if every drafter can do without them."""
+        """A step without drafts is shown to nobody if every drafter can do without it; where nothing was found for
+        long the next ones are quiet then."""
         if any([draft.tokens for draft in drafts]):
-            policy.quiet.found()
+            policy.quiet.in_vain()
             return
         if not all([_asks_everybody(slot) for slot in slots]):
             return  # who is not asked would never catch up
         seq_ids = [slot.id for slot in slots]
         n_steps = policy.may_be_quiet(seq_ids)
-        if n_steps and all([self._drafter.may_skip(seq_id) for seq_id in seq_ids]):
+        self.is_skipped = all([self._drafter.may_skip(slot.id, len(slot.tokens)) for slot in slots])
+        if n_steps and self.is_skipped:
             policy.be_quiet(seq_ids, n_steps)
 
     def _may_be_free(self, slot: Slot, policy: LengthPolicy) -> bool:

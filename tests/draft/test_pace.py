@@ -35,11 +35,11 @@ def test_drafting_beside_a_prompt_is_not_charged_to_the_next_step(n_drafts: int)
 def test_a_step_with_a_draft_is_learnt_from_at_once_and_a_first_plain_one_too() -> None:
     pace = Pace()
     learnt = []
-    for n_tokens in (1, 3, 1, *[1] * 8, 3):
+    for n_tokens in (1, 3, 1, *[1] * 16, 3):
         pace.begin_step(1)
         steps = pace.end_step(n_tokens, 10.0 * n_tokens, 10.0 * n_tokens, 1)
         learnt.append((steps.n, steps.n_tokens) if steps else None)
-    assert learnt == [(1, 1), (1, 3), (1, 1), *[None] * 7, (8, 1), (1, 3)]
+    assert learnt == [(1, 1), (1, 3), (1, 1), *[None] * 15, (16, 1), (1, 3)]
 
 
 @pytest.mark.parametrize("n_slots", [1, 3])
@@ -57,7 +57,7 @@ def test_a_curve_is_what_steps_of_its_sizes_cost(n_slots: int) -> None:
 
 def test_fast_steps_are_learnt_from_in_larger_groups() -> None:
     """What is learnt at once would take a good part of a step."""
-    for ms, together in ((20.0, 8), (2.0, 12), (0.1, 32)):
+    for ms, together in ((20.0, 16), (1.25, 20), (0.1, 32)):
         pace = Pace()
         taught = []
         for _ in range(200):

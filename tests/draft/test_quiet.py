@@ -26,9 +26,9 @@ def test_how_many_steps_are_quiet_goes_by_how_long_nothing_was_found(n_in_vain: 
     assert after(n_in_vain).in_vain() == n_quiet
 
 
-def test_what_is_found_ends_it() -> None:
+def test_what_stood_ends_it() -> None:
     quiet = after(200)
-    quiet.found()
+    quiet.stood()
     assert quiet.in_vain() == 0
 
 

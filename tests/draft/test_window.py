@@ -105,6 +105,41 @@ def test_where_nothing_is_accepted_drafts_become_rare() -> None:
     assert 20 <= n_drafts <= 160  # a draft costs 0.05 tokens, 0.003 a round may be lost
 
 
+@pytest.mark.parametrize(
+    ("draft_ms", "saved", "n_rounds"),
+    [
+        pytest.param(6.0, 0.0, 7, id="nearly pays"),
+        pytest.param(16.0, 0.0, 31, id="far from paying"),
+        pytest.param(16.0, 0.16, 13, id="far from paying, but a try is near"),
+        pytest.param(16.0, 0.19, 7, id="a try is nearer still"),
+    ],
+)
+def test_a_no_holds_longer_where_drafts_are_far_from_paying(
+    draft_ms: float, saved: float, n_rounds: int
+) -> None:
+    """Steps of 8 ms, 0.8 more for each token; one in two stands: a draft of one may cost 8 / 2 - 0.8 ms."""
+    policy, calibration = LengthPolicy(Pace(rate=1 / 8, draft_ms={"": draft_ms}), FakeGuard()), Calibration()
+    for n in WARM_UP:
+        policy.pace.costs.observe(n, 8.0 * (1 + 0.1 * (n - 1)))
+    for i in range(40):
+        calibration.drafted(0, 0.5)
+        calibration.learn([0.5], i % 2)
+    policy._accounts[0].saved = saved - 0.003
+    length = DraftLength(policy, {"": calibration}, 0)
+    policy.begin_step(1)
+    assert not policy.rests(0)
+    assert not length.opens("")
+    rests = [policy.rests(0) for _ in range(40)]
+    assert rests == [i < n_rounds for i in range(40)]
+
+
+def test_with_a_request_everybody_is_asked_again() -> None:
+    policy = LengthPolicy(guard=FakeGuard())
+    policy._accounts[0].rest = 31
+    policy.begin(0)
+    assert not policy.rests(0)
+
+
 def test_a_calibration_that_is_wrong_is_put_right() -> None:
     """Confident tokens were never accepted; now they always are, though no draft seems worth verifying."""
     policy, calibration = LengthPolicy(Pace(rate=1 / 8, draft_ms={"": 0.4}), FakeGuard()), Calibration()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from draft.base import DraftRequest
+from draft.calibration import Calibration
+from draft.length import DraftLength
 from draft.quiet import QuietSteps
 from draft.window import LengthPolicy
 from spec_server.engine.base import SpeculativeParams
@@ -66,6 +68,27 @@ def test_drafters_that_can_are_left_alone_and_the_text_is_the_same(kind: Kind, n
         assert len(shown) < 0.7 * n_steps
 
 
+@pytest.mark.parametrize("kind", [SIMPLE, CHAIN], ids=lambda kind: kind.id)
+def test_a_step_without_a_draft_is_shown_to_nobody_though_everybody_was_asked(kind: Kind) -> None:
+    policy = policy_of(1.0, NeverQuiet())
+    with drafting(ruled(kind, policy)) as core:
+        core.speculation.policy = policy
+        shown = count_shown(core)
+        run(core, request(prompts(kind, 1)[0], 60))
+        assert len(shown) < 0.5 * core.stats.n_steps
+        assert core.drafter.n_tokens(0) == len(core.slots[0].tokens)
+
+
+@pytest.mark.parametrize("stands", [True, False])
+def test_only_a_draft_of_which_something_stood_has_everybody_asked_again(stands: bool) -> None:
+    policy = policy_of(0.02, QuietSteps(_n_in_vain=100))
+    length = DraftLength(policy, {"x": Calibration()}, 0)
+    policy.quiet.step(1)
+    policy.quiet.in_vain()
+    length.stood(int(stands))
+    assert (policy.quiet.in_vain() > 0) is not stands
+
+
 @pytest.mark.parametrize("kind", [SIMPLE, MOD, CHAIN], ids=lambda kind: kind.id)
 def test_a_text_that_begins_to_repeat_itself_is_found_a_few_steps_later(kind: Kind) -> None:
     accepted = []
@@ -85,6 +108,8 @@ def test_what_is_drafted_after_quiet_steps_is_what_would_have_been_without(kind:
         policy = policy_of(1.0, quiet)
         with drafting(ruled(kind, policy)) as core:
             core.speculation.policy = policy
+            if isinstance(quiet, NeverQuiet):
+                core.drafter.may_skip = lambda seq_id, n_tokens: False  # type: ignore[method-assign]
             shown = count_shown(core)
             prompt = repeating(kind, 6)
             tokens = run(core, request(prompt, 30))[0].tokens
