@@ -82,6 +82,7 @@ class DraftModelDrafter:
         self.model_identity: tuple[str, str] | None = (model.path.name, identity.model)
         self._ctx = context
         self._model = model
+        self._ends = model.eog
         self._facts: dict[str, fit_header.Scalar] = asdict(identity)
         self._rebuild = rebuild
         # What is lost stays lost without rebuild, and a context that needs checkpoints has to stand where they are.
@@ -181,7 +182,7 @@ class DraftModelDrafter:
         for r in requests:
             if opens(r, self.n_max, self.name):
                 self._resting.discard(r.seq_id)
-                wanted.append(GrowingDraft(r, self.n_max, self._model.eog, self.name))
+                wanted.append(GrowingDraft(r, self.n_max, self._ends, self.name))
             elif r.length is not None:
                 self._resting.add(r.seq_id)
         if not wanted:

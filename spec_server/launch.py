@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -147,6 +148,8 @@ async def _load(settings: Settings, holder: EngineHolder, server: Server, url: s
     transfer = Transfer(parts.core, parts.store, parts.fit, parts.draft_identity)
     options = WorkerOptions(settings.queue_limit, settings.debug, settings.spec_verify)
     worker = EngineWorker(parts.core, transfer, parts.model, parts.facts, options, thread)
+    gc.collect()
+    gc.freeze()  # all of this stays: a full collection in mid-answer would walk it for 16 ms
     holder.engine = worker
     log.info("ready after %.1f s on %s", time.monotonic() - started, url)
     return worker

@@ -99,7 +99,10 @@ class EngineCore:
         """Admit, build one batch, decode it once, verify, accept. False where there was nothing to do."""
         started = StepClock(self.target.decode_ns, self.drafter.decode_ns)
         self._drop_cancelled()
-        for task, slot in self.line.take(self.slots):
+        taken = self.line.take(self.slots)
+        for task, slot in taken:  # all at once: whatever fails then, nobody is in neither place
+            slot.task, slot.state = task, SlotState.PREFILL
+        for task, slot in taken:
             self._start(task, slot)
         decoding = [s for s in self.slots if s.state is SlotState.DECODE]
         self._batch.clear()
@@ -123,12 +126,12 @@ class EngineCore:
     # -- the stations' glue
 
     def _start(self, task: Task, slot: Slot) -> None:
-        """Give the slot to the task and rewind it to what the prompt shares with it."""
+        """Rewind the slot to what the task's prompt shares with it."""
         shared = 0
         if slot.owner == task.request.owner and task.request.cache_prompt:
             shared = min(slot.common_prefix(task.prompt), len(task.prompt) - 1)
         kept = self.rollback.to_prefix(slot, shared)
-        slot.owner, slot.task, slot.state = task.request.owner, task, SlotState.PREFILL
+        slot.owner = task.request.owner
         task.n_cache, task.cache_kind, task.n_checkpoint = kept.n_tokens, kept.kind, kept.n_checkpoint
         self.drafter.begin(slot.id, slot.tokens.view())
 

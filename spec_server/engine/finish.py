@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -13,6 +14,8 @@ from spec_server.engine.task import Task
 
 if TYPE_CHECKING:
     from spec_server.engine.core import EngineCore
+
+log = logging.getLogger(__name__)
 
 StopType = Literal["", "eos", "word", "limit", "context"]
 
@@ -82,6 +85,21 @@ class Finisher:
         if task is not None:
             self.say(task)
             task.emit(task, error)
+
+    def give_up(self, slot: Slot, error: EngineError) -> None:
+        """The same where even emptying the slot went wrong: its next request begins with that."""
+        try:
+            self.fail(slot, error)
+        except Exception:  # whoever waits has to hear of it
+            log.exception("slot %d cannot be emptied", slot.id)
+            task, slot.task, slot.state = slot.task, None, SlotState.IDLE
+            slot.tokens.truncate(0)
+            slot.checkpoints.clear()
+            self._core.line.go_on()
+            if slot.id in self._core.reservations:
+                self.hand_over(slot)
+            if task is not None:
+                task.emit(task, error)
 
     def release(self, slot: Slot) -> None:
         """Off the slot; what was decoded so far stays for the next request."""

@@ -18,10 +18,12 @@ _SURE = 3  # observations that they count for
 
 
 def warm_up(target: Context, model: Model) -> None:
-    """One decode of one token, which leaves nothing behind; and every token's text, so that no step renders one."""
+    """One decode of one token, which leaves nothing behind; and every token's text and whether it is an
+    end, so that no step finds that out."""
     trial_decode(target, Batch(1), 1, "all")
     for token in range(model.n_vocab):
         model.piece(token)
+    model.is_eog(0)  # asks about all of them once
 
 
 def measure_step_costs(target: Context, costs: StepCosts, budget_s: float = 1.0) -> None:

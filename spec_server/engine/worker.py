@@ -258,22 +258,35 @@ class EngineWorker:
         self._mailbox.put(work)
 
     def _run(self) -> None:
-        core = self._core
         busy = False
         while not self._stopping:
-            if not busy:
-                self._mailbox.get()()
-            self._drain()
-            if core.reads_prompts:  # such a step takes long
-                self._say()
-            busy = core.has_work and self._step()
-            if core.finisher.awaits_transfer:
-                core.finisher.awaits_transfer = busy = False
-            if not busy or self._outbox.is_due:
-                self._say()
+            try:
+                busy = self._turn(busy)
+            except Exception:
+                log.exception("a step failed; every request in progress ends and its slot is emptied")
+                self._end_all(GenerationFailed("an internal error ended the request"))
+                self._outbox.hand_over()
+                busy = False
         self._end_all(Unavailable("the server is shutting down"))
         self._drain()
         self._outbox.hand_over()
+
+    def _turn(self, busy: bool) -> bool:
+        """Listen, step, speak; returns whether there may be more to do at once."""
+        core = self._core
+        if not busy:
+            self._mailbox.get()()
+        self._drain()
+        if core.reads_prompts:  # such a step takes long
+            self._say()
+        busy = core.has_work and core.step()
+        if busy and self._options.debug:
+            core.check_invariants()
+        if core.finisher.awaits_transfer:
+            core.finisher.awaits_transfer = busy = False
+        if not busy or self._outbox.is_due:
+            self._say()
+        return busy
 
     def _say(self) -> None:
         self._core.say()
@@ -283,21 +296,10 @@ class EngineWorker:
         while not self._mailbox.empty():
             self._mailbox.get()()
 
-    def _step(self) -> bool:
-        try:
-            did_something = self._core.step()
-            if self._options.debug:
-                self._core.check_invariants()
-        except Exception:
-            log.exception("a step failed; every request in progress ends and its slot is emptied")
-            self._end_all(GenerationFailed("an internal error ended the request"))
-            return True
-        return did_something
-
     def _end_all(self, error: Unavailable | GenerationFailed) -> None:
         for slot in self._core.slots:
             if slot.task is not None:
-                self._core.finisher.fail(slot, error)
+                self._core.finisher.give_up(slot, error)
         for task in self._core.line.clear():
             task.emit(task, error)
 
