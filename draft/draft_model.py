@@ -341,6 +341,8 @@ class DraftModelDrafter:
         n = self._ctx.n_tokens(seq_id)
         if n + len(tokens) <= self._ctx.n_ctx_seq and len(tokens) <= self._batch.room:
             self._batch.add(seq_id, tokens, n, output="none")
+        else:
+            self._seqs[seq_id].lags_by_choice = True
 
     def _flush(self) -> None:
         if not self._batch.n_tokens:

@@ -50,15 +50,13 @@ class WaitingLine:
         pairs: list[tuple[Task, Slot]] = []
         idle = [s for s in slots if s.state is SlotState.IDLE]
         left: deque[Task] = deque()
-        while self._tasks and idle:
-            task = self._tasks.popleft()
-            slot = choose_slot(task, idle)
+        for task in self._tasks:  # nobody is off the line before all of it went well
+            slot = choose_slot(task, idle) if idle else None
             if slot is None:
                 left.append(task)
             else:
                 idle.remove(slot)
                 pairs.append((task, slot))
-        left.extend(self._tasks)
         self._tasks = left
         return pairs
 

@@ -88,11 +88,12 @@ class Finisher:
 
     def give_up(self, slot: Slot, error: EngineError) -> None:
         """The same where even emptying the slot went wrong: its next request begins with that."""
+        task = slot.task
         try:
             self.fail(slot, error)
         except Exception:  # whoever waits has to hear of it
             log.exception("slot %d cannot be emptied", slot.id)
-            task, slot.task, slot.state = slot.task, None, SlotState.IDLE
+            slot.task, slot.state = None, SlotState.IDLE
             slot.tokens.truncate(0)
             slot.checkpoints.clear()
             self._core.line.go_on()

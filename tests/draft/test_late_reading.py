@@ -6,9 +6,10 @@ import pytest
 
 from draft.base import DraftRequest
 from draft.draft_model import DraftModelDrafter
+from spec_server.engine.base import SpeculativeParams
 from spec_server.engine.core import EngineCore
 from tests.draft.setups import FULL, FULL_CHAIN, RECURRENT, Kind, drafting, prompts, repeating
-from tests.engine.harness import filler, model_of, request, run
+from tests.engine.harness import WINDOW, filler, model_of, request, run
 
 LATE = 16  # tokens that may wait for the next draft
 
@@ -98,6 +99,22 @@ def test_a_window_that_moves_is_no_lost_state() -> None:
             assert turn.timings.draft_prompt_n == 0
             text += turn.tokens
         assert len(text) > 2 * 256
+
+
+@pytest.mark.parametrize(
+    "kind", [Kind(("draft-simple",), WINDOW, WINDOW), RECURRENT], ids=lambda kind: kind.id
+)
+@pytest.mark.parametrize(("n_prompt", "n_max"), [(200, 0), (250, None), (300, None)])
+def test_what_no_window_has_room_for_is_no_lost_state_either(
+    kind: Kind, n_prompt: int, n_max: int | None
+) -> None:
+    """A prompt that is longer, or a text that outgrew it while nothing was drafted."""
+    with drafting(kind, n_max=4, n_ctx_draft=256, n_ctx=1024) as core:
+        text = list(filler(core.model, n_prompt).tokens)
+        (turn,) = run(core, request(text, 80, speculative=SpeculativeParams(n_max=n_max)))
+        (after,) = run(core, request([*text, *turn.tokens, 300], 40))
+    assert after.timings.draft_n > 0
+    assert (turn.timings.draft_prompt_n, after.timings.draft_prompt_n) == (0, 0)
 
 
 def test_beside_drafts_from_text_the_model_reads_nothing() -> None:

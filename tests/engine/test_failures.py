@@ -32,6 +32,8 @@ def broken(*_: object, **__: object) -> None:
         ("speculation.add", "finisher.fail"),
         ("speculation.add", "drafter.truncate"),
         ("say", "finisher.fail"),
+        ("finisher.say",),
+        ("line.take",),
     ],
     ids="+".join,
 )
@@ -52,6 +54,13 @@ async def test_an_internal_error_ends_the_request_and_not_the_engine(
                 assert [type(one) for one in failed] == [GenerationFailed] * 2
         assert (await asyncio.wait_for(server.ask(request(PROMPT, 8)), 10)).tokens == good
         await asyncio.wait_for(server.erase(0), 10)
+
+
+async def test_nobody_who_waits_in_line_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serve(Setup(WINDOW, n_slots=2), tmp_path) as server:
+        monkeypatch.setattr("spec_server.engine.admit.choose_slot", broken)
+        asked = asyncio.gather(*[server.ask(request(PROMPT, 8)) for _ in range(4)], return_exceptions=True)
+        assert [type(one) for one in await asyncio.wait_for(asked, 10)] == [GenerationFailed] * 4
 
 
 async def test_a_save_that_waits_for_such_a_slot_gets_it(
