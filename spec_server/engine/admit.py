@@ -49,6 +49,8 @@ class WaitingLine:
             return []
         pairs: list[tuple[Task, Slot]] = []
         idle = [s for s in slots if s.state is SlotState.IDLE]
+        if not idle:
+            return []
         left: deque[Task] = deque()
         for task in self._tasks:  # nobody is off the line before all of it went well
             slot = choose_slot(task, idle) if idle else None
