@@ -82,7 +82,7 @@ class DraftModelDrafter:
         self.model_identity: tuple[str, str] | None = (model.path.name, identity.model)
         self._ctx = context
         self._model = model
-        self._ends = model.eog
+        self._ends = model.eog  # now, since it asks about every token
         self._facts: dict[str, fit_header.Scalar] = asdict(identity)
         self._rebuild = rebuild
         # What is lost stays lost without rebuild, and a context that needs checkpoints has to stand where they are.
@@ -120,19 +120,15 @@ class DraftModelDrafter:
         """Decode what is certain in `batch`; parts with drafted tokens wait for accept."""
         self._batch.clear()
         for part in batch.parts:
-            seq_id, seq = part.seq_id, self._seqs[part.seq_id]
-            # Where nothing is drafted for now, what is missing is read in one go when a draft is tried again.
-            rests = self._rebuild and seq_id in self._resting
-            may_wait = part.n_tokens == 1 and (self._reads_late or rests)
-            if may_wait and not seq.trail:  # a plain step, which should cost little
-                seq.lags_by_choice |= self._end(seq_id) == part.pos0
+            seq_id, is_single = part.seq_id, part.n_tokens == 1
+            if is_single and self.may_skip(seq_id, part.pos0):  # a plain step, which should cost little
                 continue
             tokens = batch.tokens[part.start : part.start + part.n_tokens]
             if part.n_draft:
                 self._verified[seq_id] = (part.pos0, tokens.tolist())
                 continue
             self._drop_trail(seq_id, tokens.tolist(), part.pos0)
-            self._read(seq_id, tokens, part.pos0, later=may_wait)
+            self._read(seq_id, tokens, part.pos0, later=is_single and self._may_wait(seq_id))
         self._flush()
 
     def may_be_free(self, seq_id: int, tokens: Ints, last_token: int) -> bool:
@@ -140,11 +136,15 @@ class DraftModelDrafter:
 
     def may_skip(self, seq_id: int, n_tokens: int) -> bool:
         seq = self._seqs[seq_id]
-        rests = self._reads_late or (self._rebuild and seq_id in self._resting)
-        if not rests or seq.trail or seq_id in self._verified:
+        if not self._may_wait(seq_id) or seq.trail or seq_id in self._verified:
             return False
         seq.lags_by_choice |= self._end(seq_id) == n_tokens
         return True
+
+    def _may_wait(self, seq_id: int) -> bool:
+        """May a single token wait for the next draft? Where nothing is drafted for now, what is missing is read in one
+        go when a draft is tried again."""
+        return self._reads_late or (self._rebuild and seq_id in self._resting)
 
     def accept(self, accepted: Sequence[Accepted]) -> None:
         """Keep what the target kept, whoever drafted it: cut what it rejected, decode what is missing."""

@@ -93,12 +93,9 @@ class Finisher:
             self.fail(slot, error)
         except Exception:  # whoever waits has to hear of it
             log.exception("slot %d cannot be emptied", slot.id)
-            slot.task, slot.state = None, SlotState.IDLE
             slot.tokens.truncate(0)
             slot.checkpoints.clear()
-            self._core.line.go_on()
-            if slot.id in self._core.reservations:
-                self.hand_over(slot)
+            self._free(slot)
             if task is not None:
                 task.emit(task, error)
 
@@ -106,6 +103,10 @@ class Finisher:
         """Off the slot; what was decoded so far stays for the next request."""
         self._core.rollback.catch_up(slot)
         self._core.speculation.end_request(slot)
+        self._free(slot)
+
+    def _free(self, slot: Slot) -> None:
+        """For the next request, or for whoever reserved it."""
         self._core.line.go_on()
         self._clock += 1
         slot.last_used = self._clock

@@ -279,9 +279,11 @@ class EngineWorker:
         self._drain()
         if core.reads_prompts:  # such a step takes long
             self._say()
-        busy = core.has_work and core.step()
-        if busy and self._options.debug:
-            core.check_invariants()
+        busy = core.has_work
+        if busy:
+            busy = core.step()
+            if self._options.debug:
+                core.check_invariants()
         if core.finisher.awaits_transfer:
             core.finisher.awaits_transfer = busy = False
         if not busy or self._outbox.is_due:

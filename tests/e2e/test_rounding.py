@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.e2e.rounding import Parting, Pick, Shape, judge_all, judged, opened, parting, replay
+from tests.e2e.rounding import Parting, Pick, Shape, _steps, judge_all, judged, opened, parting, replay
 from tests.e2e.served import PAIRS, Answer, Served
 from tests.e2e.texts import chat_prompts
 
@@ -35,6 +35,16 @@ def test_answers_that_followed_each_other_on_one_slot_are_replayed_together(doub
     assert answers[1].timings["cache_n"] > 0
     with opened(DOUBLE) as model:
         assert [len(picks) for picks in replay(answers, DOUBLE, model)] == [24, 24, 24]
+
+
+@pytest.mark.parametrize(("started", "slots"), [((1.0, 2.0), [0, 1]), ((2.0, 1.0), [1, 0])])
+def test_prompts_of_one_step_are_replayed_oldest_request_first(
+    drafted: Answer, started: tuple[float, float], slots: list[int]
+) -> None:
+    both = [replace(drafted, id_slot=slot, started=at) for slot, at in enumerate(started)]
+    prompts, *rounds = _steps(both, DOUBLE)
+    assert [work.slot for work in prompts] == slots
+    assert [[work.slot for work in works] for works in rounds] == [[0, 1]] * len(rounds)
 
 
 @pytest.mark.parametrize("at", [0, 9, 46])

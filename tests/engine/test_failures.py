@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 
 from spec_server.engine.errors import GenerationFailed
-from tests.engine.harness import WINDOW, Server, Setup, request, serve
+from tests.engine.harness import WINDOW, Setup, request, serve
 
 PROMPT = list(range(300, 340))
 pytestmark = pytest.mark.anyio
@@ -45,7 +46,7 @@ async def test_an_internal_error_ends_the_request_and_not_the_engine(
         with monkeypatch.context() as patch:
             for name in names:
                 owner, _, attribute = f"core.{name}".rpartition(".")
-                patch.setattr(_part(server, owner), attribute, broken)
+                patch.setattr(attrgetter(owner)(server), attribute, broken)
             for _ in range(2):
                 both = asyncio.gather(
                     *[server.ask(request(PROMPT, 8)) for _ in range(2)], return_exceptions=True
@@ -78,10 +79,3 @@ async def test_a_save_that_waits_for_such_a_slot_gets_it(
         with pytest.raises(GenerationFailed):
             await asyncio.wait_for(asked, 10)
         await asyncio.wait_for(erased, 10)
-
-
-def _part(server: Server, path: str) -> object:
-    part: object = server
-    for name in path.split("."):
-        part = getattr(part, name)
-    return part
