@@ -51,6 +51,14 @@ def answers(path: Path, n_ubatch: int) -> dict[tuple[int, ...], list[int]]:
     return {p.tokens: t for p, t in zip(talks(path), said, strict=True)}
 
 
+@lru_cache
+def beside_others(setup: Setup) -> list[list[int]]:
+    """The same texts without any drafter, three slots in a step: with some of llama.cpp's kernels a batch of more rows
+    turns a near tie (0.017 between two tokens was seen)."""
+    with core_of(setup) as core:
+        return [t.tokens for t in run(core, *[request(p, ANSWER) for p in talks(setup.path)[:9]])]
+
+
 def plan_of(name: str, setup: Setup) -> Plan:
     known, n_vocab = answers(setup.path, setup.n_ubatch), model_of(setup.path).n_vocab
     plans = {"oracle": oracle(known), "wrong": always_wrong(known, n_vocab), "mixed": mixed(known, n_vocab)}
@@ -120,14 +128,16 @@ def test_several_slots_are_taken_back_each_to_its_own_tip(setup: Setup, plan: st
     drafter = scripted(plan_of(plan, setup), 4, needs_checkpoints=setup.path == HYBRID)
     known = answers(setup.path, setup.n_ubatch)
     prompts = talks(setup.path)[:9]
-    with core_of(setup.but(n_slots=3, n_ctx=1024, kv_unified=kv_unified, n_max=4, drafter=drafter)) as core:
+    several = setup.but(n_slots=3, n_ctx=1024, kv_unified=kv_unified)
+    beside = beside_others(several)
+    with core_of(several.but(n_max=4, drafter=drafter)) as core:
         asked = [
             request(p, ANSWER - i, speculative=SpeculativeParams(n_max=1 + i % 4))
             for i, p in enumerate(prompts)
         ]
         turns = run(core, *asked)
         right = [
-            t.tokens == known[p.tokens][: ANSWER - i]
+            t.tokens in (known[p.tokens][: ANSWER - i], beside[i][: ANSWER - i])
             for i, (p, t) in enumerate(zip(prompts, turns, strict=True))
         ]
         # neighbours in shared cells move the logits by some tenths, which may turn a near tie
