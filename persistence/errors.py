@@ -113,4 +113,6 @@ def from_os(error: OSError, name: str) -> SlotFileError:
     """The error of this package for one of the operating system; `name` is what the caller asked for."""
     kind = _BY_ERRNO.get(error.errno or 0, StorageFailed)
     reason = os.strerror(error.errno) if error.errno else str(error)
+    if error.errno == errno.ELOOP:
+        reason = "not a regular file"  # one link is enough: none is followed
     return kind(f"{name}: {reason}")

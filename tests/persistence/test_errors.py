@@ -316,3 +316,10 @@ def test_misuse_of_the_writer_is_a_value_error_and_leaves_nothing(
         misuse(writer)
     assert os.listdir(tmp_path) == []
     save(store, "x.bin")
+
+
+@pytest.mark.parametrize("what", ["a link", "a directory", "a named pipe"])
+def test_what_is_no_file_is_called_so(what: str, tmp_path: Path) -> None:
+    _, _, act = RULES[what]
+    with pytest.raises(errors.NotAFile, match="not a regular file"):
+        act(tmp_path)
