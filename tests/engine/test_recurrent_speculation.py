@@ -26,6 +26,7 @@ from tests.engine.harness import (
     mtp,
     request,
     run,
+    together,
 )
 from tests.fakes_engine import Plan, always_wrong, mixed, oracle, scripted
 
@@ -49,14 +50,6 @@ def talks(path: Path) -> list[Prompt]:
 def answers(path: Path, n_ubatch: int) -> dict[tuple[int, ...], list[int]]:
     said = greedy(path, talks(path), ANSWER + 9, n_ubatch=n_ubatch)  # longer, so that drafts may go on
     return {p.tokens: t for p, t in zip(talks(path), said, strict=True)}
-
-
-@lru_cache
-def beside_others(setup: Setup) -> list[list[int]]:
-    """The same texts without any drafter, three slots in a step: with some of llama.cpp's kernels a batch of more rows
-    turns a near tie (0.017 between two tokens was seen)."""
-    with core_of(setup) as core:
-        return [t.tokens for t in run(core, *[request(p, ANSWER) for p in talks(setup.path)[:9]])]
 
 
 def plan_of(name: str, setup: Setup) -> Plan:
@@ -129,7 +122,7 @@ def test_several_slots_are_taken_back_each_to_its_own_tip(setup: Setup, plan: st
     known = answers(setup.path, setup.n_ubatch)
     prompts = talks(setup.path)[:9]
     several = setup.but(n_slots=3, n_ctx=1024, kv_unified=kv_unified)
-    beside = beside_others(several)
+    beside = together(several, prompts, ANSWER)
     with core_of(several.but(n_max=4, drafter=drafter)) as core:
         asked = [
             request(p, ANSWER - i, speculative=SpeculativeParams(n_max=1 + i % 4))
