@@ -20,10 +20,9 @@ _TOGETHER_MS = 50.0  # of steps over the same number of tokens that count as the
 _BETTER = 0.95  # of the cost before the trial
 _HOPELESS = 1.1  # of the cost before: a trial that begins so is over
 _FIRST_WAIT_MS, _LAST_WAIT_MS = 700.0, 3_000.0
-_FIRST_LOOK_MS, _LAST_LOOK_MS = (
-    500.0,
-    30_000.0,
-)  # between trials of fewer threads for which there is no reason
+# Between trials of fewer threads for which there is no reason:
+_FIRST_LOOK_MS, _LAST_LOOK_MS, _LONGEST_LOOK_MS = 500.0, 30_000.0, 120_000.0
+_LOOK_COST = 0.02  # of the time: what those take away at most, the first left out; up to the longest wait
 
 
 @dataclass(slots=True)
@@ -41,6 +40,7 @@ class ThreadTuner:
     _is_look: bool = False  # is the trial one of those?
     _trial_from: int = 0  # threads before the trial, 0 outside one
     _trial: list[float] = field(default_factory=list)
+    _trial_ms: float = 0.0
 
     def __post_init__(self) -> None:
         self.n_now = self.n_now or self.n_max
@@ -54,6 +54,7 @@ class ThreadTuner:
         """`cost`: milliseconds of a step as if it had one token; `ms`: what n_steps of them took on the clock."""
         if self._trial_from:
             self._trial.append(cost)
+            self._trial_ms += ms
             if len(self._trial) >= _TRIAL_STEPS or self._is_hopeless():
                 self._end_trial()
             return self.n_now
@@ -83,6 +84,7 @@ class ThreadTuner:
     def _begin_trial(self, n_threads: int) -> None:
         self._trial_from, self.n_now = self.n_now, n_threads
         self._trial.clear()
+        self._trial_ms = 0.0
 
     def _end_trial(self) -> None:
         """The median of the trial, its first step left out, against what was before."""
@@ -92,7 +94,11 @@ class ThreadTuner:
         else:
             self.n_now = self._trial_from
             if self._is_look:
-                self._look_ms = min(2 * self._look_ms, _LAST_LOOK_MS)
+                # Long steps make a look dear; a process that was stopped in the middle of one does not.
+                lost_ms = self._trial_ms * (1.0 - self._cost / max(tried, self._cost))
+                self._look_ms = max(
+                    min(2 * self._look_ms, _LAST_LOOK_MS), min(lost_ms / _LOOK_COST, _LONGEST_LOOK_MS)
+                )
             else:
                 self._wait_ms = min(2 * self._wait_ms, _LAST_WAIT_MS)
         self._is_look = False

@@ -100,7 +100,6 @@ def test_other_slots_go_on_while_one_is_saved_and_restored(
     busy.clear()
     working.result(30)
     assert "".join(pieces) == alone.text
-    assert len(pieces_between) >= 3
     assert sum(pieces_between) > 0
     for slot in (1, 2):
         got = server.ask([*held.history, 9], 1, slot)

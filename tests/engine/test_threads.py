@@ -51,6 +51,18 @@ def test_alone_the_threads_stay_what_they_were() -> None:
     assert mean < 1.005 * run(lambda n, t: 8.0, 120)[0]
 
 
+@pytest.mark.parametrize("step_ms", [2.0, 8.0, 50.0, 120.0, 500.0])
+def test_looks_without_a_reason_cost_little_however_long_a_step_is(step_ms: float) -> None:
+    """Two steps with half the threads; the first look, which comes soon, is not counted."""
+
+    def looks(seconds: float) -> int:
+        return run(lambda n, t: 2.0 * step_ms / n, seconds)[1].count(1)
+
+    for seconds in (10.0, 30.0, 120.0):
+        lost_ms = (looks(seconds) - 2) * step_ms
+        assert lost_ms < 0.025 * seconds * 1e3, seconds
+
+
 def test_a_long_context_that_slows_every_step_alike_costs_little() -> None:
     mean, threads = run(lambda n, t: (1 + t / 60) * 16.0 / n, 120)
     fixed, _ = run(lambda n, t: (1 + t / 60) * 8.0, 120)
