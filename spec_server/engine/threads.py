@@ -20,9 +20,10 @@ _TOGETHER_MS = 50.0  # of steps over the same number of tokens that count as the
 _BETTER = 0.95  # of the cost before the trial
 _HOPELESS = 1.1  # of the cost before: a trial that begins so is over
 _FIRST_WAIT_MS, _LAST_WAIT_MS = 700.0, 3_000.0
-# Between trials of fewer threads for which there is no reason:
-_FIRST_LOOK_MS, _LAST_LOOK_MS, _LONGEST_LOOK_MS = 500.0, 30_000.0, 120_000.0
-_LOOK_COST = 0.02  # of the time: what those take away at most, the first left out; up to the longest wait
+_FIRST_LOOK_MS, _LAST_LOOK_MS = 500.0, 30_000.0  # between trials of fewer threads without a reason
+_TRIAL_COST = 0.02  # of the time: what trials of fewer threads that fail may take away, the first left out
+_LONGEST_PAUSE_MS = 30_000.0  # a process that was stopped in the middle of a trial has lost nothing by it
+_LEAST_STEPS = 12  # before trials of fewer threads
 
 
 @dataclass(slots=True)
@@ -41,6 +42,8 @@ class ThreadTuner:
     _trial_from: int = 0  # threads before the trial, 0 outside one
     _trial: list[float] = field(default_factory=list)
     _trial_ms: float = 0.0
+    _pause_ms: float = 0.0  # for what the last trial of fewer cost
+    _n_waited: int = 0
 
     def __post_init__(self) -> None:
         self.n_now = self.n_now or self.n_max
@@ -64,12 +67,14 @@ class ThreadTuner:
         # Best times fade, since a longer context makes every step dearer.
         self._usual[self.n_now] = min(self._cost, usual * (1.0 + 1e-4 * ms / 10.0))
         self._waited_ms += ms
+        self._n_waited += n_steps
         self._slow_ms = self._slow_ms + ms if self._cost > _SLOW * usual else 0.0
-        if self.n_now > 1 and self._slow_ms >= _SLOW_FOR_MS and self._waited_ms >= self._pause_ms():
+        may_go_down = self.n_now > 1 and self._n_waited >= _LEAST_STEPS and self._waited_ms >= self._pause_ms
+        if may_go_down and self._slow_ms >= _SLOW_FOR_MS and self._waited_ms >= self._wait_down_ms():
             self._begin_trial(self.n_now - 1)
         elif self.n_now < self.n_max and self._waited_ms >= self._wait_ms:
             self._begin_trial(self.n_now + 1)
-        elif self.n_now > 1 and self._waited_ms >= self._look_ms:
+        elif may_go_down and self._waited_ms >= self._look_ms:
             self._begin_trial(self.n_now - 1)
             self._is_look = True
         return self.n_now
@@ -77,7 +82,7 @@ class ThreadTuner:
     def _is_hopeless(self) -> bool:
         return len(self._trial) == 2 and min(self._trial) > _HOPELESS * self._cost
 
-    def _pause_ms(self) -> float:
+    def _wait_down_ms(self) -> float:
         """Trials downwards wait as well after one that failed."""
         return 0.0 if self._wait_ms <= _FIRST_WAIT_MS else self._wait_ms
 
@@ -91,18 +96,18 @@ class ThreadTuner:
         tried = sorted(self._trial[1:])[len(self._trial[1:]) // 2]
         if tried < _BETTER * self._cost:
             self._cost, self._wait_ms, self._look_ms = tried, _FIRST_WAIT_MS, _FIRST_LOOK_MS
+            self._pause_ms = 0.0
         else:
+            if self.n_now < self._trial_from:
+                lost_ms = self._trial_ms * (1.0 - self._cost / max(tried, self._cost))
+                self._pause_ms = min(lost_ms / _TRIAL_COST, _LONGEST_PAUSE_MS)
             self.n_now = self._trial_from
             if self._is_look:
-                # Long steps make a look dear; a process that was stopped in the middle of one does not.
-                lost_ms = self._trial_ms * (1.0 - self._cost / max(tried, self._cost))
-                self._look_ms = max(
-                    min(2 * self._look_ms, _LAST_LOOK_MS), min(lost_ms / _LOOK_COST, _LONGEST_LOOK_MS)
-                )
+                self._look_ms = min(2 * self._look_ms, _LAST_LOOK_MS)
             else:
                 self._wait_ms = min(2 * self._wait_ms, _LAST_WAIT_MS)
         self._is_look = False
-        self._trial_from, self._slow_ms, self._waited_ms = 0, 0.0, 0.0
+        self._trial_from, self._slow_ms, self._waited_ms, self._n_waited = 0, 0.0, 0.0, 0
 
 
 class ThreadControl:
