@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 HOST ?= 127.0.0.1
 PORT ?= 8080
 PYTEST_ARGS ?=
+# Tests at a time, by files, whose tests share servers; 0 for one process. Most of them compute with one thread.
+WORKERS ?= 2
 EVAL_ARGS ?=
 PEER ?=
 
@@ -31,10 +33,10 @@ demo: $(VENV)/.installed-demo-$(KEY)
 	@exec $(BIN)/python scripts/demo.py --host $(HOST) --port $(PORT)
 
 test: $(VENV)/.installed-test-$(KEY)
-	$(BIN)/python -m pytest -m "slow or not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "slow or not slow" $(PYTEST_ARGS)
 
 test-fast: $(VENV)/.installed-test-$(KEY)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-test-$(KEY)
 	$(BIN)/ruff check .
