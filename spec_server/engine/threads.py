@@ -23,7 +23,7 @@ _FIRST_WAIT_MS, _LAST_WAIT_MS = 700.0, 3_000.0
 _FIRST_LOOK_MS, _LAST_LOOK_MS = 500.0, 30_000.0  # between trials of fewer threads without a reason
 _TRIAL_COST = 0.02  # of the time: what trials of fewer threads that fail may take away, the first left out
 _LONGEST_PAUSE_MS = 30_000.0  # a process that was stopped in the middle of a trial has lost nothing by it
-_LEAST_STEPS = 12  # before trials of fewer threads
+_LEAST_STEPS = 12.0  # before a trial of one thread instead of two; the more there are, the less it costs
 
 
 @dataclass(slots=True)
@@ -69,7 +69,11 @@ class ThreadTuner:
         self._waited_ms += ms
         self._n_waited += n_steps
         self._slow_ms = self._slow_ms + ms if self._cost > _SLOW * usual else 0.0
-        may_go_down = self.n_now > 1 and self._n_waited >= _LEAST_STEPS and self._waited_ms >= self._pause_ms
+        may_go_down = (
+            self.n_now > 1
+            and self._n_waited >= _LEAST_STEPS / (self.n_now - 1)
+            and self._waited_ms >= self._pause_ms
+        )
         if may_go_down and self._slow_ms >= _SLOW_FOR_MS and self._waited_ms >= self._wait_down_ms():
             self._begin_trial(self.n_now - 1)
         elif self.n_now < self.n_max and self._waited_ms >= self._wait_ms:
@@ -99,7 +103,9 @@ class ThreadTuner:
             self._pause_ms = 0.0
         else:
             if self.n_now < self._trial_from:
-                lost_ms = self._trial_ms * (1.0 - self._cost / max(tried, self._cost))
+                # What else made the trial slow is no reason to wait.
+                slower = max(1.0, min(tried / self._cost, self._trial_from / self.n_now))
+                lost_ms = self._trial_ms * (slower - 1.0) * self._cost / tried
                 self._pause_ms = min(lost_ms / _TRIAL_COST, _LONGEST_PAUSE_MS)
             self.n_now = self._trial_from
             if self._is_look:
