@@ -6,8 +6,10 @@ BIN := $(VENV)/bin
 HOST ?= 127.0.0.1
 PORT ?= 8080
 PYTEST_ARGS ?=
-# Tests at a time, by files, whose tests share servers; 0 for one process. Most of them compute with one thread.
+# Tests at a time, 0 for one process. Most of them compute with one thread.
 WORKERS ?= 2
+# By files, whose tests share servers, and in their order: the few long tests of some files would come last otherwise.
+IN_PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 EVAL_ARGS ?=
 PEER ?=
 
@@ -33,10 +35,10 @@ demo: $(VENV)/.installed-demo-$(KEY)
 	@exec $(BIN)/python scripts/demo.py --host $(HOST) --port $(PORT)
 
 test: $(VENV)/.installed-test-$(KEY)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "slow or not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(IN_PARALLEL) -m "slow or not slow" $(PYTEST_ARGS)
 
 test-fast: $(VENV)/.installed-test-$(KEY)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(IN_PARALLEL) $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-test-$(KEY)
 	$(BIN)/ruff check .
