@@ -22,7 +22,7 @@ _HOPELESS = 1.1  # of the cost before: a trial that begins so is over
 _FIRST_WAIT_MS, _LAST_WAIT_MS = 700.0, 3_000.0
 _FIRST_LOOK_MS, _LAST_LOOK_MS = 500.0, 30_000.0  # between trials of fewer threads without a reason
 _TRIAL_COST = 0.02  # of the time: what trials of fewer threads that fail may take away, the first left out
-_LONGEST_PAUSE_MS = 30_000.0  # a process that was stopped in the middle of a trial has lost nothing by it
+_LONGEST_PAUSE_MS = 30_000.0
 _LEAST_STEPS = 12.0  # before a trial of one thread instead of two; the more there are, the less it costs
 
 
@@ -41,9 +41,11 @@ class ThreadTuner:
     _is_look: bool = False  # is the trial one of those?
     _trial_from: int = 0  # threads before the trial, 0 outside one
     _trial: list[float] = field(default_factory=list)
-    _trial_ms: float = 0.0
-    _pause_ms: float = 0.0  # for what the last trial of fewer cost
-    _n_waited: int = 0
+    _trial_step_ms: float = 0.0  # its shortest step, on the clock
+    # Since the last trial of fewer threads; trials of more, which may come every few seconds, do not begin it anew.
+    _pause_ms: float = 0.0  # for what that trial cost
+    _paused_ms: float = 0.0
+    _n_paused: int = 0
 
     def __post_init__(self) -> None:
         self.n_now = self.n_now or self.n_max
@@ -57,7 +59,7 @@ class ThreadTuner:
         """`cost`: milliseconds of a step as if it had one token; `ms`: what n_steps of them took on the clock."""
         if self._trial_from:
             self._trial.append(cost)
-            self._trial_ms += ms
+            self._trial_step_ms = min(self._trial_step_ms or ms, ms)
             if len(self._trial) >= _TRIAL_STEPS or self._is_hopeless():
                 self._end_trial()
             return self.n_now
@@ -67,12 +69,13 @@ class ThreadTuner:
         # Best times fade, since a longer context makes every step dearer.
         self._usual[self.n_now] = min(self._cost, usual * (1.0 + 1e-4 * ms / 10.0))
         self._waited_ms += ms
-        self._n_waited += n_steps
+        self._paused_ms += ms
+        self._n_paused += n_steps
         self._slow_ms = self._slow_ms + ms if self._cost > _SLOW * usual else 0.0
         may_go_down = (
             self.n_now > 1
-            and self._n_waited >= _LEAST_STEPS / (self.n_now - 1)
-            and self._waited_ms >= self._pause_ms
+            and self._n_paused >= _LEAST_STEPS / (self.n_now - 1)
+            and self._paused_ms >= self._pause_ms
         )
         if may_go_down and self._slow_ms >= _SLOW_FOR_MS and self._waited_ms >= self._wait_down_ms():
             self._begin_trial(self.n_now - 1)
@@ -93,27 +96,33 @@ class ThreadTuner:
     def _begin_trial(self, n_threads: int) -> None:
         self._trial_from, self.n_now = self.n_now, n_threads
         self._trial.clear()
-        self._trial_ms = 0.0
+        self._trial_step_ms = 0.0
 
     def _end_trial(self) -> None:
         """The median of the trial, its first step left out, against what was before."""
         tried = sorted(self._trial[1:])[len(self._trial[1:]) // 2]
+        if self.n_now < self._trial_from:
+            self._paused_ms, self._n_paused = 0.0, 0
         if tried < _BETTER * self._cost:
             self._cost, self._wait_ms, self._look_ms = tried, _FIRST_WAIT_MS, _FIRST_LOOK_MS
             self._pause_ms = 0.0
         else:
             if self.n_now < self._trial_from:
-                # What else made the trial slow is no reason to wait.
-                slower = max(1.0, min(tried / self._cost, self._trial_from / self.n_now))
-                lost_ms = self._trial_ms * (slower - 1.0) * self._cost / tried
-                self._pause_ms = min(lost_ms / _TRIAL_COST, _LONGEST_PAUSE_MS)
+                self._pause_ms = min(self._lost_ms(tried) / _TRIAL_COST, _LONGEST_PAUSE_MS)
             self.n_now = self._trial_from
             if self._is_look:
                 self._look_ms = min(2 * self._look_ms, _LAST_LOOK_MS)
             else:
                 self._wait_ms = min(2 * self._wait_ms, _LAST_WAIT_MS)
         self._is_look = False
-        self._trial_from, self._slow_ms, self._waited_ms, self._n_waited = 0, 0.0, 0.0, 0
+        self._trial_from, self._slow_ms, self._waited_ms = 0, 0.0, 0.0
+
+    def _lost_ms(self, tried: float) -> float:
+        """By a trial of fewer threads. What else made it slow, a stop of the process say, is no reason to wait."""
+        if not 0.0 < self._cost < tried:
+            return 0.0
+        slower = min(tried / self._cost, self._trial_from / self.n_now)
+        return len(self._trial) * self._trial_step_ms * (1.0 - 1.0 / slower)
 
 
 class ThreadControl:

@@ -100,3 +100,29 @@ def test_the_number_stays_within_its_bounds(n_max: int) -> None:
     _, threads = run(lambda n, t: 8.0 * rng.choice((1, 1, 3)), 60, n_max)
     assert min(threads) >= 1
     assert max(threads) <= n_max
+
+
+@pytest.mark.parametrize("step_ms", [8.0, 30.0, 100.0])
+def test_cores_that_are_taken_one_after_the_other_are_all_noticed(step_ms: float) -> None:
+    """Two threads are best of three with one core gone, one with two gone; trials of three go on meanwhile."""
+
+    def cost(n: int, t: float) -> float:
+        by_threads = (3.0, 1.5, 1.0) if t < 5 else (3.0, 1.5, 2.2) if t < 60 else (3.0, 4.5, 6.0)
+        return step_ms * by_threads[n - 1]
+
+    _, threads = run(cost, 180, n_max=3)
+    assert threads[-200:].count(1) > 0.8 * 200
+
+
+def test_a_stop_of_the_process_in_a_trial_is_not_what_the_trial_cost() -> None:
+    tuner = ThreadTuner(2)
+    while not tuner.is_trying:
+        tuner.observe(8.0, 8.0)
+    tuner.observe(16.0, 180e3)
+    steps = 0
+    while tuner.is_trying or tuner.n_now == 2:
+        n_threads = tuner.n_now
+        ms = 15.0 if n_threads == 1 else 24.0
+        tuner.observe(ms, ms)
+        steps += not tuner.is_trying
+        assert steps < 200
