@@ -22,7 +22,7 @@ KEY := $(shell cksum < pyproject.toml | cut -d ' ' -f 1)
 
 help:
 	@echo "make demo       install, start a server on $(HOST):$(PORT) with a small model, and keep it running"
-	@echo "make test       install, run the whole test suite"
+	@echo "make test       install, run the whole test suite; some of it: PYTEST_ARGS='-k words' WORKERS=0"
 	@echo "make test-fast  the same without the slow tests"
 	@echo "make lint       ruff, mypy, import contracts"
 	@echo "make format     let ruff rewrite what it can"

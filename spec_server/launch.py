@@ -125,6 +125,7 @@ async def _serve(settings: Settings, sockets: Sequence[socket.socket]) -> int:
     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
     worker = await loading if loading.done() and not loading.cancelled() else None
     if worker is not None:
+        log.info("shutting down")
         await worker.close()
         offload.abandon()
     server.should_exit = True

@@ -101,6 +101,7 @@ def test_a_server_that_is_stopped_while_it_tokenises_does_not_wait_for_that(star
     assert time.monotonic() - started < 4
     asking.join()
     assert statuses == [503]
+    assert "shutting down" in server.log
 
 
 # -- what it says of its drafter
