@@ -102,13 +102,12 @@ class ThreadTuner:
         """The median of the trial, its first step left out, against what was before."""
         tried = sorted(self._trial[1:])[len(self._trial[1:]) // 2]
         if self.n_now < self._trial_from:
+            self._pause_ms = min(self._lost_ms(tried) / _TRIAL_COST, _LONGEST_PAUSE_MS)
             self._paused_ms, self._n_paused = 0.0, 0
         if tried < _BETTER * self._cost:
             self._cost, self._wait_ms, self._look_ms = tried, _FIRST_WAIT_MS, _FIRST_LOOK_MS
             self._pause_ms = 0.0
         else:
-            if self.n_now < self._trial_from:
-                self._pause_ms = min(self._lost_ms(tried) / _TRIAL_COST, _LONGEST_PAUSE_MS)
             self.n_now = self._trial_from
             if self._is_look:
                 self._look_ms = min(2 * self._look_ms, _LAST_LOOK_MS)
